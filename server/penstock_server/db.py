@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import event, select, text, update
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker, create_async_engine
 
+from penstock.compat.aiosqlite import connect
 from penstock.errors import Bug, Unavailable
 from penstock_server import acting
 from penstock_server.tables import CounterRow, EventRow
@@ -96,8 +98,10 @@ class Database:
         self.is_sqlite = url.startswith("sqlite")
         # On SQLite a connection for each reader, one for the writer, one to migrate with, and all of them stay open:
         # the pool's own line would end with an error after 30 s, and a connection beyond its size lives for one read.
-        size = {"pool_size": SQLITE_READERS + 2, "max_overflow": 0}
-        options: dict[str, Any] = size if self.is_sqlite else {"pool_size": 10, "max_overflow": 10}
+        options: dict[str, Any] = {"pool_size": 10, "max_overflow": 10}
+        if self.is_sqlite:
+            path = make_url(url).database or ":memory:"
+            options = {"pool_size": SQLITE_READERS + 2, "max_overflow": 0, "async_creator": partial(connect, path)}
         self.engine = create_async_engine(url, **options)
         if self.is_sqlite:
             event.listen(self.engine.sync_engine, "connect", _on_sqlite_connect)
@@ -283,7 +287,6 @@ def _away(error: Exception) -> DatabaseAway:
 
 
 def _on_sqlite_connect(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # the driver begins nothing by itself: `_on_sqlite_begin` does
     cursor = connection.cursor()
     for pragma in ("synchronous=NORMAL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"):
         cursor.execute(f"PRAGMA {pragma}")

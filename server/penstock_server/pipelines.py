@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from typing import Any
 
 import structlog
 from sqlalchemy import select, update
@@ -171,6 +172,7 @@ class Publisher:
         self._db, self._clock, self._hub, self._live, self._agents = database, clock, hub, live, agents
         self._jobs: set[str] = set()
         self._figures: set[str] = set()
+        self._listed: set[str] = set()
         self._nodes: set[str] = set()
         self._nodes_changed = False
         self._showing = asyncio.Lock()  # else the older of two states that were read could be published last
@@ -180,6 +182,7 @@ class Publisher:
     def mark(self, effects: Effects) -> None:
         """Note what a transaction changed."""
         self._jobs |= effects.jobs
+        self._listed |= effects.jobs
         self._nodes |= effects.nodes
         self._nodes_changed |= bool(effects.nodes)
         self._events += effects.events
@@ -191,7 +194,8 @@ class Publisher:
     async def step_figures(self) -> None:
         """Send the figures of jobs, and all nodes if one has changed: what is as good a moment later."""
         jobs, self._figures = self._figures, set()
-        await self._publish_jobs({job_id for job_id in jobs if self._hub.follows(job_id)})
+        found = {job_id: live for job_id in jobs if (live := self._live.get(job_id)) is not None}
+        self._hub.publish_figures({job_id: live.figures() for job_id, live in found.items()})
         changed, self._nodes_changed = self._nodes_changed, False
         if changed and self._hub.lists_followed:
             await self._publish_nodes()
@@ -205,7 +209,13 @@ class Publisher:
             await self.push_desired(node_id)
         for event in events:
             self._hub.publish_event(event.job_id, event_view(event).model_dump(mode="json", by_alias=True))
-        await self._publish_jobs({job_id for job_id in jobs if self._hub.follows(job_id)})
+        await self._publish_jobs({job_id for job_id in jobs if self._hub.follows(job_id)}, self._hub.publish_job)
+
+    async def step_list(self) -> None:
+        """Send jobs whose state changed to those that follow the list of all."""
+        jobs, self._listed = self._listed, set()
+        if self._hub.lists_followed:
+            await self._publish_jobs(jobs, self._hub.publish_listed)
 
     async def push_desired(self, node_id: str) -> None:
         """Send a node's whole wanted set to its agent, if it is connected."""
@@ -227,13 +237,13 @@ class Publisher:
             del self._again_at[node_id]
         return bool(due)
 
-    async def _publish_jobs(self, job_ids: set[str]) -> None:
+    async def _publish_jobs(self, job_ids: set[str], publish: Callable[[dict[str, Any]], None]) -> None:
         if not job_ids:
             return
         async with self._showing, self._db.read() as session:
             rows = (await session.execute(select(JobRow).where(JobRow.id.in_(job_ids)))).scalars().all()
             for view in await job_views(session, rows, self._live):
-                self._hub.publish_job(view.id, view.model_dump(mode="json"))
+                publish(view.model_dump(mode="json"))
 
     async def _publish_nodes(self) -> None:
         async with self._db.read() as session:

@@ -24,6 +24,7 @@ from penstock_server.services.exchange import Exchanges
 from penstock_server.services.hangs import Hangs
 from penstock_server.services.jobs import Jobs
 from penstock_server.services.leases import Leases
+from penstock_server.services.listing import Listing
 from penstock_server.services.nodes import Nodes
 from penstock_server.services.pilots import PilotBoard
 from penstock_server.services.plans import Plans
@@ -53,6 +54,8 @@ REFUSED_EVERY_S = 60.0
 REFUSED_REST_S = 10.0
 """Refused requests of one peer are at most one row in so long."""
 PUBLISH_REST_S = 0.01
+LIST_REST_S = 0.25
+"""What changes in the list of jobs goes to browsers at most so often: each of them gets every change."""
 FIGURES_REST_S = 1.0
 """Figures and nodes go to browsers at most so often: each change sends a job, or all nodes, to every one of them."""
 
@@ -71,6 +74,7 @@ class Runtime:
     jobs: Jobs
     changes: Changes
     nodes: Nodes
+    listing: Listing
     pilots: PilotBoard
     reports: Reports
     attach: Attach
@@ -168,7 +172,7 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     advices = Advices(jobs, storage, recorder, diagnoses)
     runtime = Runtime(
         settings, clock, database, meters, tokens, WrongSecrets(), Held(database, clock), jobs, changes, nodes,
-        PilotBoard(clock), reports, attach, storage, Metrics(database),
+        Listing(jobs, nodes), PilotBoard(clock), reports, attach, storage, Metrics(database),
         _sweeper(settings, clock, database, recorder),
         agents, hub, ingest, logs, recorder, exchanges, diagnoses, advices, metrics, leases, publisher, scheduling,
         Plans(database, scheduling, agents), Projects(database), Audit(database), hangs, [],
@@ -202,6 +206,7 @@ def _wire(runtime: Runtime, live: Live) -> None:
     """Connect commits to the pipelines that follow from them."""
     publisher = Loop("publisher", runtime.publisher.step, every_s=PUBLISH_EVERY_S, rest_s=PUBLISH_REST_S)
     figures = Loop("figures", runtime.publisher.step_figures, every_s=PUBLISH_EVERY_S, rest_s=FIGURES_REST_S)
+    listed = Loop("list", runtime.publisher.step_list, every_s=PUBLISH_EVERY_S, rest_s=LIST_REST_S)
     scheduler = Loop("scheduler", runtime.scheduling.run, every_s=SCHEDULE_EVERY_S, rest_s=SCHEDULE_REST_S)
 
     def on_stored(job_ids: set[str]) -> None:
@@ -220,11 +225,12 @@ def _wire(runtime: Runtime, live: Live) -> None:
 
     def on_commit(effects: Effects) -> None:
         _forget_ended(runtime, effects)
-        for job_id in effects.jobs:
-            runtime.ingest.forget_job(job_id)
+        runtime.ingest.forget_jobs(effects.jobs)
         runtime.changes.note(effects.jobs)
         runtime.publisher.mark(effects)
         publisher.wake()
+        if effects.jobs:
+            listed.wake()
         if effects.nodes:
             figures.wake()
         if effects.schedule:
@@ -236,6 +242,7 @@ def _wire(runtime: Runtime, live: Live) -> None:
     runtime.metrics.on_stored = on_stored
     runtime.loops = [
         publisher,
+        listed,
         figures,
         scheduler,
         refused,

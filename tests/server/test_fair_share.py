@@ -198,7 +198,7 @@ async def test_quota_holds_one_project_back_and_no_other(server: Server) -> None
         told = await until_answer(lambda: server.job(held["id"]), lambda j: "quota" in j["why"])
         assert told["why"] == "waits for the quota of project 'small': 2 of 2 CPUs are in use, and it asks for 1"
         await until_answer(
-            lambda: server.job(behind["id"]), lambda j: j["why"].startswith("waits behind job 'two', which waits for")
+            lambda: server.job(behind["id"]), lambda j: j["why"].startswith("waits behind others of project 'small'")
         )
         await server.submit(name="free")
         assert "free" in await placed_names(server, agent, 3)

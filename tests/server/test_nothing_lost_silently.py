@@ -13,7 +13,7 @@ from tests.support.waiting import until_answer
 
 from penstock.protocol.frames import Column, Kind
 from penstock_server.streams.hub import Hub, Subscription
-from penstock_server.streams.queue import BrowserQueue
+from penstock_server.streams.queue import BrowserQueue, Encoded
 
 pytestmark = pytest.mark.asyncio
 
@@ -89,7 +89,8 @@ async def test_browser_that_caught_up_is_told_after_what_it_waited_for() -> None
     queue.put_frame(7, Kind.OP_SUMS, 1, b"y" * 20)
     taken = queue.take()
     assert taken is not None
-    assert [m["reason"] is not None for m in taken.messages if m["type"] == "degraded"] == [True]
+    [degraded] = taken.messages
+    assert not isinstance(degraded, Encoded) and degraded["type"] == "degraded" and degraded["reason"] is not None
     assert taken.stream == [b"x" * 20, b"y" * 20, {"type": "degraded", "id": 7, "reason": None}]
     queue.put_frame(7, Kind.OP_SUMS, 1, b"z")
     again = queue.take()
@@ -110,7 +111,7 @@ async def test_of_steps_above_the_high_water_the_newest_waits() -> None:
 async def test_snapshot_of_the_list_says_how_many_jobs_there_are(
     sqlite_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock_server.routers.stream_ws.LISTED_JOBS", 1)
+    monkeypatch.setattr("penstock_server.services.listing.LISTED_JOBS", 1)
     for _ in range(3):
         job = await sqlite_server.submit()
         await sqlite_server.http.post(f"/api/v1/jobs/{job['id']}:cancel")
@@ -118,7 +119,7 @@ async def test_snapshot_of_the_list_says_how_many_jobs_there_are(
     async with sqlite_server.browser() as browser:
         snapshot = await browser.subscribe(1, topic="jobs")
         assert (len(snapshot["jobs"]), snapshot["total"], snapshot["more"]) == (1, 3, True)
-    monkeypatch.setattr("penstock_server.routers.stream_ws.LISTED_JOBS", 3)
+    monkeypatch.setattr("penstock_server.services.listing.LISTED_JOBS", 3)
     async with sqlite_server.browser() as browser:
         snapshot = await browser.subscribe(1, topic="jobs")
         assert (len(snapshot["jobs"]), snapshot["total"], snapshot["more"]) == (3, 3, False)

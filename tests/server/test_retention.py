@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from tests.server.harness import FakeClock, Server, running, settings_for
 
 from penstock_server.streams.tiers import SeriesKey
-from penstock_server.tables import EventRow, MetricRow, SeriesRow, TierRow
+from penstock_server.tables import EventRow, IdempotencyRow, MetricRow, SeriesRow, TierRow
 
 DAY_S = 86_400.0
 KEPT = {f"retain_{part}_days": 1.0 for part in ("telemetry", "logs", "metrics", "events", "snapshots")}
@@ -80,3 +80,24 @@ async def test_without_a_setting_everything_stays(sqlite_server: Server) -> None
     await sqlite_server.job_in(job["id"], "CANCELLED")
     await sqlite_server.runtime.sweeper.step()
     assert (await num_rows(sqlite_server, job["id"]))[3] > before[3] > 0
+
+
+@pytest.mark.asyncio
+async def test_an_idempotency_key_stands_for_a_day(database_url: str, tmp_path: Path, clock: FakeClock) -> None:
+    async with running(settings_for(tmp_path, database_url, grace_s=1e9), clock) as server:
+
+        async def submit(key: str) -> str:
+            body = {"spec": {"name": "once", "entrypoint": ["x"]}}
+            answer = await server.http.post("/api/v1/jobs", json=body, headers={"Idempotency-Key": key})
+            return str(answer.json()["id"])
+
+        first, other = await submit("a"), await submit("b")
+        clock.advance(DAY_S - 60)
+        await server.runtime.sweeper.step()
+        assert await submit("a") == first
+        clock.advance(120)
+        assert await submit("a") != first, "not swept yet, and over all the same"
+        await server.runtime.sweeper.step()
+        async with server.runtime.database.read() as session:
+            kept = (await session.execute(select(IdempotencyRow.key, IdempotencyRow.job_id))).all()
+        assert [key for key, _ in kept] == ["a"] and other not in {job_id for _, job_id in kept}

@@ -122,9 +122,9 @@ async def test_figures_reach_database_job_and_browser_once(server: Server) -> No
             s for m in browser.messages if m["type"] == "metrics" for s in m["series"].get("loss", {"step": []})["step"]
         ]
         assert steps == [3]
-        [*_, seen] = await browser.of("job", lambda m: m["job"]["progress"] is not None)
-        assert seen["job"]["progress"] == {"done": 3.0, "total": 10.0, "unit": "step"}
-        assert seen["job"]["latest"]["auc"] == 0.77
+        [*_, seen] = await browser.of("figures", lambda m: m["jobs"][job_id]["progress"] is not None)
+        assert seen["jobs"][job_id]["progress"] == {"done": 3.0, "total": 10.0, "unit": "step"}
+        assert seen["jobs"][job_id]["latest"]["auc"] == 0.77
     picked = await get(server, f"/jobs/{job_id}/metrics?names=auc")
     assert list(picked["series"]) == ["auc"]
 
@@ -236,7 +236,7 @@ async def test_unsubscribed_browser_gets_nothing_more(sqlite_server: Server) -> 
         before = len(browser.frames)
         await trainer.frame(Kind.OP_SUMS, **sums())
         await trainer.frame(Kind.PROGRESS, body={"done": 1, "total": 2})
-        await browser.of("job", lambda m: m["id"] == 2 and m["job"]["progress"] is not None)
+        await browser.of("figures", lambda m: m["id"] == 2 and m["jobs"][job_id]["progress"] is not None)
         assert len(browser.frames) == before
 
 

@@ -26,6 +26,7 @@ export interface Page<T> {
 
 export type ServerMessage = Schemas["ServerMessage"];
 export type JobSnapshot = Schemas["JobSnapshot"];
+export type Figures = Schemas["Figures"];
 export type SeriesDelta = Schemas["Points"];
 export type SeriesSet = JobSnapshot["metrics"];
 

@@ -69,6 +69,27 @@ describe("older jobs", () => {
     expect([ids(), asked, store.error.value]).toEqual([["job-2", "job-1"], [null, null], null]);
   });
 
+  test("figures change what a job reports and nothing else of it", () => {
+    const { store, say } = listing();
+    const running = { state: "RUNNING", finished_at: null, latest: { loss: 2, auc: 0.5 }, eta_s: null } as const;
+    const over = { state: "FAILED", finished_at: "2026-01-01", latest: {}, eta_s: null } as const;
+    say({ type: "snapshot", jobs: [job(2, { ...running, progress: null }), job(1, over)], total: 2, more: false });
+    const progress = { done: 1, total: 4, unit: "step" };
+    say({
+      type: "figures",
+      jobs: {
+        "job-2": { latest: { loss: 1 }, progress, eta_s: 9 },
+        "job-1": { latest: { loss: 3 }, progress: null, eta_s: 7 },
+        "job-0": { latest: {}, progress: null, eta_s: 1 },
+      },
+    });
+    say({ type: "figures", jobs: { "job-2": { latest: { loss: 0.5 }, progress: null, eta_s: 8 } } });
+    expect(store.jobs.value?.map((one) => [one.id, one.state, one.latest, one.progress, one.eta_s])).toEqual([
+      ["job-2", "RUNNING", { loss: 0.5, auc: 0.5 }, progress, 8],
+      ["job-1", "FAILED", { loss: 3 }, undefined, null],
+    ]);
+  });
+
   test("the summary counts all jobs, and a new one as it comes", () => {
     const { store, say } = listing();
     say({ type: "snapshot", jobs: [job(9, { state: "RUNNING" }), job(8)], total: 350, more: true });

@@ -61,6 +61,7 @@ FROM_BROWSER: TypeAdapter[SubscribeJobs | SubscribeJob | Unsubscribe | Credit] =
 REST = "x-rest"
 """Key of a schema that stands for one of the REST API's."""
 Job = Annotated[dict[str, Any], WithJsonSchema({REST: "Job"})]
+Progress = Annotated[dict[str, Any], WithJsonSchema({REST: "Progress"})]
 Node = Annotated[dict[str, Any], WithJsonSchema({REST: "Node"})]
 Event = Annotated[dict[str, Any], WithJsonSchema({REST: "Event"})]
 
@@ -109,6 +110,23 @@ class JobChanged(TypedDict):
     type: Literal["job"]
     id: int
     job: Job
+
+
+class Figures(TypedDict):
+    """What a job reports while it runs. `latest`: the newest values of its series, of which others stay as they are;
+    `progress` None: as before."""
+
+    latest: dict[str, float]
+    progress: Progress | None
+    eta_s: float | None
+
+
+class FiguresChanged(TypedDict):
+    """The figures of jobs as they are now, by job; the rest of each job is as before."""
+
+    type: Literal["figures"]
+    id: int
+    jobs: dict[str, Figures]
 
 
 class NodesChanged(TypedDict):
@@ -172,6 +190,7 @@ ServerMessage = (
     JobsSnapshot
     | JobSnapshot
     | JobChanged
+    | FiguresChanged
     | NodesChanged
     | MetricsAdded
     | LogAdded

@@ -111,7 +111,7 @@ async def _message(runtime: Runtime, link: AgentLink, message: FromAgent) -> Non
                 await runtime.nodes.leave(link.node_id, leaving)  # before the answer: no placement follows that
             # The agent keeps vital frames until a heartbeat after them is answered with `stored`. Its lease it gets in
             # any case: a database that is unreachable must not cost it.
-            stored = await runtime.metrics.settled()
+            stored = await runtime.metrics.settled_soon()
             link.outbox.put("lease", LeaseRenewed(ttl_s=runtime.settings.lease_ttl_s, stored=stored).fields())
         case ReplicaReport():
             await _report(runtime, link, message)

@@ -69,7 +69,7 @@ async def _serve(socket: WebSocket, runtime: Runtime, outbox: Outbox, registered
             raise PeerError("register came twice on one connection")
         else:
             runtime.attach.renew(registered.replica_id)
-            if await runtime.metrics.settled():
+            if await runtime.metrics.settled_soon():
                 stored = seen
             outbox.put("beat", Stored(stored_seq=stored).fields())
 

@@ -13,7 +13,6 @@ from penstock.protocol.stream import (
     FROM_BROWSER,
     Credit,
     JobSnapshot,
-    JobsSnapshot,
     Points,
     SubscribeJob,
     SubscribeJobs,
@@ -33,7 +32,6 @@ from penstock_server.streams.socket import close, converse, receive
 
 router = APIRouter(prefix="/api/v1")
 
-LISTED_JOBS = 200
 SNAPSHOT_POINTS = 2000
 
 
@@ -80,18 +78,9 @@ async def _read(socket: WebSocket, runtime: Runtime, browser: Browser) -> None:
 
 
 async def _follow_jobs(runtime: Runtime, browser: Browser, number: int) -> None:
-    browser.subscribe(number, None, frozenset({"state"}), {})
-    jobs, total = await runtime.jobs.newest(LISTED_JOBS)
-    nodes = await runtime.nodes.page()
-    snapshot: JobsSnapshot = {
-        "type": "snapshot",
-        "id": number,
-        "jobs": [_shown(browser, job) for job in jobs],
-        "nodes": [node.model_dump(mode="json") for node in nodes],
-        "total": total,
-        "more": total > len(jobs),
-    }
-    browser.queue.put_state(f"snapshot:{number}", snapshot)
+    subscription = browser.subscribe(number, None, frozenset({"state"}), {})
+    listed = await runtime.listing.read()
+    subscription.begin(listed.message(number, sees_env=browser.sees_env))
 
 
 async def _follow_job(runtime: Runtime, browser: Browser, message: SubscribeJob) -> None:
@@ -109,7 +98,7 @@ async def _follow_job(runtime: Runtime, browser: Browser, message: SubscribeJob)
         "graphs": await runtime.storage.current_graphs(message.job_id),
         "nodes": [node.model_dump(mode="json") for node in nodes],
     }
-    browser.queue.put_state(f"snapshot:{message.id}", snapshot)
+    subscription.begin(snapshot)
     subscription.begin_metrics(snapshot["metrics"])
     await _catch_up(runtime, subscription, over=job.state in TERMINAL_JOB)
 

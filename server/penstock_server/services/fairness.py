@@ -133,9 +133,9 @@ def over_quota(project: str, needs: Sequence[Need], use: Use, terms: Terms) -> W
     return None
 
 
-def behind_quota(name: str, project: str) -> str:
+def behind_quota(project: str) -> str:
     """Describe a job that waits for one of its project before it, which waits for the quota."""
-    return f"waits behind job {name!r}, which waits for the quota of project {project!r}"
+    return f"waits behind others of project {project!r}, the first of which waits for its quota"
 
 
 def total(needs: Sequence[Need]) -> Amounts:

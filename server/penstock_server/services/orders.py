@@ -89,7 +89,9 @@ async def desired(
         for replica, job in wanted
         if is_due(_starts_at(replica, groups.get(job.id)), now)
     ]
-    return Orders(DesiredSet.model_construct(replicas=orders, keep_state=sorted(keep)), min(later, default=None))
+    # Each field is given: pydantic reads a default factory's signature from its source text, each time.
+    message = DesiredSet.model_construct(replicas=orders, refused=[], keep_state=sorted(keep))
+    return Orders(message, min(later, default=None))
 
 
 def _is_wanted(replica: ReplicaRow, job: JobRow, now: datetime, grace: timedelta) -> bool:

@@ -114,9 +114,8 @@ def _verdict(needs: Sequence[Need], room: Room, taken: Sequence[str] | None, *, 
     return "has room, and is not needed" if is_placed else f"has room, but not for all {len(needs)} replicas"
 
 
-def behind(name: str) -> str:
-    """Describe a job that waits for the one before it."""
-    return f"waits behind job {name!r}, which waits for room"
+BEHIND = "waits behind others, the first of which waits for room"
+"""Why a job waits that is not the first. It names no job: with each that is placed, all behind it would change."""
 
 
 def disconnected(names: Sequence[str]) -> str:

@@ -20,10 +20,21 @@ from penstock.protocol.states import TERMINAL_JOB, JobState
 from penstock_server.clock import Clock
 from penstock_server.db import Database
 from penstock_server.streams.recorder import Recorder
-from penstock_server.tables import AuditRow, EventRow, JobRow, MetricRow, SeriesRow, SnapshotRow, TierRow
+from penstock_server.tables import (
+    AuditRow,
+    EventRow,
+    IdempotencyRow,
+    JobRow,
+    MetricRow,
+    SeriesRow,
+    SnapshotRow,
+    TierRow,
+)
 
 _ACTIVE = [state.value for state in JobState if state not in TERMINAL_JOB]
 _METRICS = (MetricRow, TierRow, SeriesRow)
+KEY_LIFE = timedelta(hours=24)
+"""How long an `Idempotency-Key` stands for the job that came with it."""
 JOBS_A_PASS = 200
 AUDIT_ROWS_A_PASS = 20_000
 
@@ -49,6 +60,7 @@ class Sweeper:
 
     async def step(self) -> None:
         """Delete what is due."""
+        await self._sweep_keys(self._clock.now() - KEY_LIFE)
         for part, days in (("segments", self._days.telemetry_days), ("logs", self._days.logs_days)):
             if days is not None:
                 await self._sweep_files(part, self._before(days))
@@ -87,6 +99,10 @@ class Sweeper:
             async with self._db.write() as tx:
                 for table in tables:
                     await tx.session.execute(delete(table).where(table.job_id == job_id))  # type: ignore[attr-defined]
+
+    async def _sweep_keys(self, before: datetime) -> None:
+        async with self._db.write() as tx:  # here, since a submission would look at all of them
+            await tx.session.execute(delete(IdempotencyRow).where(IdempotencyRow.created_at < before))
 
     async def _sweep_audit(self, before: datetime) -> None:
         oldest = select(AuditRow.id).where(AuditRow.at < before).order_by(AuditRow.at, AuditRow.id)

@@ -18,7 +18,7 @@ from penstock_server.services.addresses import Site, addresses, endpoint
 from penstock_server.services.backoff import LONGEST_OF_ATTEMPTS
 from penstock_server.services.fairness import Head, Line, Terms, Turns, Use, behind_quota, capacity_of
 from penstock_server.services.pilots import Stay, bound, place_job
-from penstock_server.services.placement import Amounts, Chosen, Need, Room, Waits, behind, disconnected, place, take
+from penstock_server.services.placement import BEHIND, Amounts, Chosen, Need, Room, Waits, disconnected, place, take
 from penstock_server.services.transitions import created, transition
 from penstock_server.streams.agents import Agents
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ProjectRow, ReplicaRow
@@ -83,12 +83,12 @@ class Scheduling:
                 await self._explain(tx, now, answer.why, JobRow.id == job.id)
             following = await self._head(tx.session, now, job.project, after=head)
             if quota is not None and not quota.forever:
-                held[job.project] = job.priority, behind_quota(job.name, job.project)
+                held[job.project] = job.priority, behind_quota(job.project)
                 await self._explain_behind(tx, now, held[job.project][1], following)
                 following = None
             order.follow(job.project, following)
             if quota is None and isinstance(answer, Waits) and not answer.forever:
-                blocked = head, behind(job.name)
+                blocked = head, BEHIND
                 for one in order.left():
                     await self._explain_behind(tx, now, blocked[1], one)
                 return placed, Line(blocked=blocked, held=held, burdens=order.burdens())
@@ -218,10 +218,15 @@ def _amounts(resources: Resources) -> Amounts:
     return resources.cpus, resources.gpus, memory_bytes(resources.memory)
 
 
+_ROOMS = select(  # columns: an object of each node would be most of what a pass takes
+    NodeRow.id, NodeRow.name, NodeRow.host, NodeRow.cpus, NodeRow.gpus, NodeRow.memory_bytes, NodeRow.ports
+)
+
+
 async def rooms_of(session: AsyncSession, agents: Agents) -> tuple[list[Room], list[str]]:
     """Return the READY nodes whose agents are connected, and the names of those whose are not (yet)."""
-    found = await session.execute(select(NodeRow).where(NodeRow.state == NodeState.READY).order_by(NodeRow.id))
-    ready = found.scalars().all()
+    found = await session.execute(_ROOMS.where(NodeRow.state == NodeState.READY).order_by(NodeRow.id))
+    ready = found.all()
     nodes = [node for node in ready if agents.get(node.id) is not None]
     absent = [node.name for node in ready if agents.get(node.id) is None]
     if not nodes:

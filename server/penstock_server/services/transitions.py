@@ -25,6 +25,8 @@ from penstock_server.uuid7 import uuid7
 
 State = JobState | ReplicaState | NodeState
 _MAX_DETAIL = 4000
+_MAKES_NO_ROOM = frozenset({"ASSIGNED", "PREPARING", "STARTING", "RUNNING"})
+"""States of jobs and replicas after which no job that waits has more room than before."""
 
 
 def allowed(before: State, after: State) -> bool:
@@ -118,7 +120,7 @@ def _record(
         detail=detail[:_MAX_DETAIL],
     )
     tx.effects.events.append(event)
-    tx.effects.schedule = True
+    tx.effects.schedule |= kind == "node" or after not in _MAKES_NO_ROOM
     if job_id is not None:
         tx.effects.jobs.add(job_id)
     node_id = row.id if isinstance(row, NodeRow) else row.node_id if isinstance(row, ReplicaRow) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Protocol
 
 import structlog
@@ -16,7 +15,7 @@ from penstock_server.instruments import Instruments
 from penstock_server.settings import Settings
 from penstock_server.streams.hub import Hub, Subscription, offer
 from penstock_server.streams.logstore import LogStore
-from penstock_server.streams.queue import SLOW, BrowserQueue, LogWish
+from penstock_server.streams.queue import SLOW, BrowserQueue, Encoded, LogWish, encode
 
 log = structlog.get_logger(__name__)
 
@@ -123,13 +122,13 @@ class Browser:
             await self._send(item)
         return True
 
-    async def _send(self, item: bytes | ServerMessage) -> None:
+    async def _send(self, item: bytes | ServerMessage | Encoded) -> None:
         try:
             async with asyncio.timeout(SEND_DEADLINE_S):
                 if isinstance(item, bytes):
                     await self._socket.send_bytes(item)
                 else:
-                    await self._socket.send_text(json.dumps(item, separators=(",", ":")))
+                    await self._socket.send_text(item.text if isinstance(item, Encoded) else encode(item))
         except TimeoutError as error:
             raise SlowBrowser from error
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.protocol.frames import Header, Kind
-from penstock.protocol.stream import EventAdded, GraphUsed, JobChanged, NodesChanged, Points, StreamGraph
+from penstock.protocol.stream import EventAdded, Figures, GraphUsed, Points, ServerMessage, StreamGraph
 from penstock_server.secrecy import without_env
-from penstock_server.streams.queue import BrowserQueue, LogWish, append_points
+from penstock_server.streams.queue import BrowserQueue, Encoded, LogWish, append_points, encode
 
 RING_BYTES = 1 << 20
 MAX_RINGS = 64
@@ -39,6 +39,34 @@ class Subscription:
     sees_env: bool = False
     held: dict[str, Points] | None = field(default_factory=dict)
     """Points that wait until the snapshot is read."""
+    early: dict[str, ServerMessage | Encoded] | None = field(default_factory=dict)
+    early_figures: dict[str, str] = field(default_factory=dict)
+    """State and figures that are newer than the snapshot that is being read, and follow it."""
+
+    def put_state(self, key: str, message: ServerMessage | Encoded) -> None:
+        """Queue a message, or hold it until the snapshot is read; it replaces the one of the same key that waits."""
+        if self.early is None:
+            self.queue.put_state(f"{key}:{self.id}", message)
+        else:
+            self.early.pop(key, None)
+            self.early[key] = message
+
+    def put_figures(self, figures: Mapping[str, str]) -> None:
+        """Queue figures as JSON by job, or hold them."""
+        if self.early is None:
+            self.queue.put_figures(self.id, figures)
+        else:
+            self.early_figures.update(figures)
+
+    def begin(self, snapshot: ServerMessage | Encoded) -> None:
+        """Queue the snapshot, and what came while it was read; a sender may take messages at any time before."""
+        early, self.early = self.early or {}, None
+        self.put_state("snapshot", snapshot)
+        for key, message in early.items():
+            self.put_state(key, message)
+        if self.early_figures:
+            self.put_figures(self.early_figures)
+            self.early_figures = {}
 
     def put_metrics(self, points: Mapping[str, Points]) -> None:
         """Queue points that are stored by now, or hold them."""
@@ -111,16 +139,30 @@ class Hub:
                 del self._of_job[subscription.job_id]
 
     def follows(self, job_id: str) -> bool:
-        """Whether a follower would see a change of this job."""
-        return bool(self._of_list) or job_id in self._of_job
+        """Whether this job has a follower of its own."""
+        return job_id in self._of_job
 
-    def publish_job(self, job_id: str, view: dict[str, Any]) -> None:
-        """Send a job's newest state."""
-        masked = without_env(view)
-        for sub in [*self._of_list, *self._of_job.get(job_id, ())]:
-            if "state" in sub.parts:
-                shown = view if sub.sees_env else masked
-                sub.queue.put_state(f"job:{sub.id}:{job_id}", JobChanged(type="job", id=sub.id, job=shown))
+    def publish_job(self, view: dict[str, Any]) -> None:
+        """Send a job's newest state to its own followers."""
+        _put_job(self._of_job.get(view["id"], ()), view)
+
+    def publish_listed(self, view: dict[str, Any]) -> None:
+        """Send a job's newest state to the followers of the list."""
+        _put_job(self._of_list, view)
+
+    def publish_figures(self, figures: Mapping[str, Figures]) -> None:
+        """Send the newest figures of jobs."""
+        if self._of_list:
+            texts = {job_id: encode(found) for job_id, found in figures.items()}
+            for sub in self._of_list:
+                sub.put_figures(texts)
+        for job_id, found in figures.items():
+            subs = self._of_job.get(job_id)
+            if subs:
+                text = {job_id: encode(found)}
+                for sub in subs:
+                    if "state" in sub.parts:
+                        sub.put_figures(text)
 
     @property
     def lists_followed(self) -> bool:
@@ -129,15 +171,15 @@ class Hub:
 
     def publish_nodes(self, nodes: list[dict[str, Any]]) -> None:
         """Send the nodes as they are now."""
+        text = encode(nodes)
         for sub in self._of_list:
-            sub.queue.put_state(f"nodes:{sub.id}", NodesChanged(type="nodes", id=sub.id, nodes=nodes))
+            sub.put_state("nodes", Encoded.of("nodes", sub.id, "nodes", text))
 
     def publish_event(self, job_id: str | None, event: dict[str, Any]) -> None:
         """Send a change of state."""
         for sub in self._of_job.get(job_id, ()) if job_id is not None else self._of_list:
             if "state" in sub.parts:
-                key = f"event:{sub.id}:{event['id']}"
-                sub.queue.put_state(key, EventAdded(type="event", id=sub.id, event=event))
+                sub.put_state(f"event:{event['id']}", EventAdded(type="event", id=sub.id, event=event))
 
     def publish_metrics(self, job_id: str, points: Mapping[str, Points]) -> None:
         """Send points that are in the database by now."""
@@ -201,6 +243,16 @@ class Hub:
     def drop(self, job_id: str) -> None:
         """Forget the newest frames of a job that ended; its segments have them."""
         self._recent.pop(job_id, None)
+
+
+def _put_job(subscriptions: Iterable[Subscription], view: dict[str, Any]) -> None:
+    texts: dict[bool, str] = {}
+    for sub in subscriptions:
+        if "state" in sub.parts:
+            if sub.sees_env not in texts:
+                texts[sub.sees_env] = encode(view if sub.sees_env else without_env(view))
+            message = Encoded.of("job", sub.id, "job", texts[sub.sees_env])
+            sub.put_state(f"job:{view['id']}", message)
 
 
 def _without(points: Points, known: Points) -> Points:

@@ -8,7 +8,7 @@ documents, progress and logs are few, and are.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass
 
 import structlog
@@ -83,9 +83,10 @@ class Ingest:
         self._sources: dict[int, StreamSource] = {}
         self._next_seq: dict[int, int] = {}
 
-    def forget_job(self, job_id: str) -> None:
-        """Look the job's streams up again: its epoch may have changed."""
-        self._sources = {n: s for n, s in self._sources.items() if s.job_id != job_id}
+    def forget_jobs(self, job_ids: Set[str]) -> None:
+        """Look the streams of jobs up again: their epochs may have changed."""
+        if job_ids:
+            self._sources = {n: s for n, s in self._sources.items() if s.job_id not in job_ids}
 
     def forget_streams(self, job_id: str) -> None:
         """Drop the sequence numbers of a job that ended. To be called while its streams are still known."""

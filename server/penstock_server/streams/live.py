@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.protocol.stream import Figures
+
 ETA_WINDOW_NS = 30 * 10**9
 MAX_JOBS = 2000
 
@@ -38,6 +40,10 @@ class LiveJob:
             self._marks.popleft()
         self.eta_s = eta(self._marks[0], self._marks[-1], total)
         return True
+
+    def figures(self) -> Figures:
+        """Return what a browser is sent of it."""
+        return Figures(latest=self.latest, progress=self.progress, eta_s=self.eta_s)
 
 
 def eta(first: tuple[int, float], last: tuple[int, float], total: float) -> float | None:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
-from sqlalchemy import case, select, tuple_, update
+from sqlalchemy import Table, Update, bindparam, case, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock.protocol.stream import Points
+from penstock_server.bulk import Bulk, Insert
 from penstock_server.db import Database, DatabaseAway, TakenOver, Tx
 from penstock_server.instruments import Instruments
 from penstock_server.streams.hub import Hub
@@ -27,11 +28,12 @@ log = structlog.get_logger(__name__)
 
 SETTLE_S = 2.0
 """How long an answer to a heartbeat waits for the database: longer would be taken for a dead connection."""
+REST_S = 0.1
+"""Heartbeats cause a flush at most so often."""
 _AWAY = (DatabaseAway, TakenOver, OSError, TimeoutError, asyncio.CancelledError)
 """What a database raises that is unreachable, busy or full; the same write may go well later."""
 _NEVER = 1 << 63
 _Gathered = dict[str, dict[SeriesKey, Points]]
-_Insert = sqlite.Insert | postgresql.Insert
 
 
 class MetricsWriter:
@@ -39,6 +41,10 @@ class MetricsWriter:
 
     def __init__(self, database: Database, hub: Hub, live: Live, instruments: Instruments) -> None:
         self._db, self._hub, self._live, self._instruments = database, hub, live, instruments
+        insert, dialect = sqlite.insert if database.is_sqlite else postgresql.insert, database.engine.dialect
+        self._points_in = Bulk(insert(MetricRow).on_conflict_do_nothing(), _POINT, dialect)
+        self._firsts_in = Bulk(_first_step(insert(SeriesRow)), (*_KEY, "first_step"), dialect)
+        self._tiers_in = Bulk(_widen(insert(TierRow)), _TIER, dialect)
         self._points: dict[str, dict[SeriesKey, Points]] = {}
         self._lost: dict[str, dict[str, int]] = {}
         self._summary = Summary()
@@ -46,6 +52,7 @@ class MetricsWriter:
         self._touched: set[str] = set()
         self.lock = asyncio.Lock()
         self._next: asyncio.Task[bool] | None = None  # a flush that waits for its turn: it will write what comes now
+        self._rested: asyncio.Task[bool] | None = None  # a flush that will begin once it has rested
         self.on_stored: Callable[[set[str]], None] = lambda job_ids: None
 
     def add(self, key: SeriesKey, step: int, time_ns: int, value: float) -> None:
@@ -95,6 +102,21 @@ class MetricsWriter:
         await asyncio.wait({task}, timeout=SETTLE_S)
         return task.done() and not task.cancelled() and task.result()
 
+    async def settled_soon(self) -> bool:
+        """Do as `settled`, a moment later: so that the heartbeats of many agents cost few flushes."""
+        if not (self._points or self._touched or self.lock.locked()):
+            return True
+        task = self._rested
+        if task is None:
+            task = self._rested = asyncio.create_task(self._settle_after_rest(), name="metrics")
+        await asyncio.wait({task}, timeout=SETTLE_S)
+        return task.done() and not task.cancelled() and task.result()
+
+    async def _settle_after_rest(self) -> bool:
+        await asyncio.sleep(REST_S)
+        self._rested = None
+        return await self.settled()
+
     async def _flush_in_turn(self) -> bool:
         try:
             async with self.lock:
@@ -134,7 +156,7 @@ class MetricsWriter:
     async def _write(self, points: _Gathered, touched: set[str]) -> None:
         series = {key: columns for mine in points.values() for key, columns in mine.items()}
         rows = [
-            {**key._asdict(), "step": step, "time_ns": time_ns, "value": value}
+            (*key, step, time_ns, value)
             for key, c in series.items()
             for step, time_ns, value in zip(c["step"], c["time_ns"], c["value"], strict=True)
         ]
@@ -143,24 +165,14 @@ class MetricsWriter:
         }
         tiers = self._summary.of(series)
         async with self._db.write() as tx:
-            insert = sqlite.insert if self._db.is_sqlite else postgresql.insert
-            if rows:
-                await tx.session.execute(insert(MetricRow).on_conflict_do_nothing(), rows)
-            if firsts:
-                found = [{**key._asdict(), "first_step": step} for key, step in firsts.items()]
-                await tx.session.execute(_first_step(insert(SeriesRow)), found)
-            if tiers:
-                await tx.session.execute(_widen(insert(TierRow)), [_tier_row(tier) for tier in tiers])
+            connection = await tx.session.connection()
+            await self._points_in.run(connection, rows)
+            await self._firsts_in.run(connection, [(*key, step) for key, step in firsts.items()])
+            await self._tiers_in.run(connection, [_tier_row(tier) for tier in tiers])
             lost = {job_id: dict(self._lost[job_id]) for job_id in touched if job_id in self._lost}
             for job_id, amounts in sorted(lost.items()):
                 await _add_lost(tx, job_id, amounts)
-            for job_id in sorted(touched):
-                live = self._live.get(job_id)
-                if live is not None:
-                    values = {"latest": dict(live.latest), "eta_s": live.eta_s}
-                    if live.progress is not None:
-                        values["progress"] = live.progress
-                    await tx.session.execute(update(JobRow).where(JobRow.id == job_id).values(**values))
+            await self._write_figures(tx, touched)
         self._summary.stored(tiers)
         for job_id, amounts in lost.items():
             self._forget_lost(job_id, amounts)
@@ -168,6 +180,18 @@ class MetricsWriter:
             self._first_steps.clear()
         self._first_steps.update(firsts)
         self._instruments.metric_points.inc(len(rows))
+
+    async def _write_figures(self, tx: Tx, touched: set[str]) -> None:
+        """Write the newest figures of jobs: one statement for all that report the same columns."""
+        known = [(job_id, live) for job_id in sorted(touched) if (live := self._live.get(job_id)) is not None]
+        for has_progress in (False, True):
+            found: list[dict[str, Any]] = [
+                {"of": job_id, "new_latest": dict(live.latest), "new_eta_s": live.eta_s, "new_progress": live.progress}
+                for job_id, live in known
+                if (live.progress is not None) is has_progress
+            ]
+            if found:
+                await (await tx.session.connection()).execute(_FIGURES[has_progress], found)
 
     def _forget_lost(self, job_id: str, written: Mapping[str, int]) -> None:
         left = {kind: rows - written.get(kind, 0) for kind, rows in self._lost.pop(job_id).items()}
@@ -184,35 +208,45 @@ class MetricsWriter:
                     self.add(key, step, time_ns, value)
 
 
+def _figures(*names: str) -> Update:
+    table = JobRow.__table__
+    assert isinstance(table, Table)
+    values = {name: bindparam(f"new_{name}", type_=table.c[name].type) for name in names}
+    return update(table).where(table.c.id == bindparam("of")).values(values)
+
+
+_FIGURES = {False: _figures("latest", "eta_s"), True: _figures("latest", "eta_s", "progress")}
+"""Statements for many jobs, by whether their progress is known."""
+
+
 async def _add_lost(tx: Tx, job_id: str, amounts: Mapping[str, int]) -> None:
     found = (await tx.session.execute(select(JobRow.lost).where(JobRow.id == job_id))).scalar_one_or_none() or {}
     total = {kind: found.get(kind, 0) + amounts.get(kind, 0) for kind in sorted({*found, *amounts})}
     await tx.session.execute(update(JobRow).where(JobRow.id == job_id).values(lost=total))
+    tx.effects.jobs.add(job_id)
 
 
-def _tier_row(tier: Tier) -> dict[str, Any]:
+_KEY = SeriesKey._fields
+_POINT = (*_KEY, "step", "time_ns", "value")
+_TIER = (
+    *(*_KEY, "level", "bucket", "low", "low_time_ns", "low_step"),
+    *("high", "high_time_ns", "high_step"),
+)
+
+
+def _tier_row(tier: Tier) -> tuple[Any, ...]:
     low, high = tier.extremes.low, tier.extremes.high
-    return {
-        **tier.key._asdict(),
-        "level": tier.level,
-        "bucket": tier.bucket,
-        "low": low.value,
-        "low_time_ns": low.time_ns,
-        "low_step": low.step,
-        "high": -high.negated,
-        "high_time_ns": high.time_ns,
-        "high_step": high.step,
-    }
+    return (*tier.key, tier.level, tier.bucket, *low, -high.negated, high.time_ns, high.step)
 
 
-def _first_step(insert: _Insert) -> _Insert:
+def _first_step(insert: Insert) -> Insert:
     lower = case(
         (insert.excluded.first_step < SeriesRow.first_step, insert.excluded.first_step), else_=SeriesRow.first_step
     )
     return insert.on_conflict_do_update(index_elements=["job_id", "series", "attempt"], set_={"first_step": lower})
 
 
-def _widen(insert: _Insert) -> _Insert:
+def _widen(insert: Insert) -> Insert:
     """Have a row that is there keep whichever extremes are further out, as `tiers.Extremes.joined` does."""
     new = insert.excluded
     values: dict[str, Any] = {}

@@ -1,15 +1,16 @@
 """What waits for one browser, and the ladder for one that is slow. Decides without I/O.
 
-State and metrics are merged (only the newest state waits, points are appended), logs are positions in a
-file, telemetry frames are bytes. When frames pass the high water, (1) the oldest OP_EVENTS go, and are
-counted, except for the newest frame, so that a step larger than the high water is seen; (2) after a second
-of this, OP_EVENTS are not queued at all and the browser is notified; (3) at the limit, or when it has not
-caught up for `slow_s`, the connection is to be closed with 4408. Once it has caught up it is notified.
-Nothing but frames is ever dropped.
+State, figures and metrics are merged (only the newest state waits, points are appended), logs are positions in a
+file, telemetry frames are bytes. What many browsers get is encoded once (`Encoded`). When frames pass the high
+water, (1) the oldest OP_EVENTS go, and are counted, except for the newest frame, so that a step larger than the high
+water is seen; (2) after a second of this, OP_EVENTS are not queued at all and the browser is notified; (3) at the
+limit, or when it has not caught up for `slow_s`, the connection is to be closed with 4408. Once it has caught up it is
+notified. Nothing but frames is ever dropped.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,6 +22,24 @@ from penstock.protocol.stream import Degraded, Gap, MetricsAdded, Points, Server
 SLOW = 4408
 DEGRADE_AFTER_S = 1.0
 ROUND_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A message as it is sent: the content was encoded once for all that get it. `id`: its subscription."""
+
+    id: int
+    text: str
+
+    @classmethod
+    def of(cls, kind: str, number: int, key: str, content: str) -> Encoded:
+        """Return the message `kind` for subscription `number`, whose value of `key` is the JSON `content`."""
+        return cls(number, f'{{"type":"{kind}","id":{number},"{key}":{content}}}')
+
+
+def encode(content: object) -> str:
+    """Return compact JSON."""
+    return json.dumps(content, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +56,7 @@ class LogWish:
 class Round:
     """What to send next: messages first, then a piece of each log, then frames (or messages among them)."""
 
-    messages: list[ServerMessage]
+    messages: list[ServerMessage | Encoded]
     logs: list[LogWish]
     stream: list[bytes | ServerMessage]
 
@@ -67,7 +86,8 @@ class BrowserQueue:
     wake: Callable[[], None]
     dropped_rows: int = 0
     slow: bool = False
-    _state: dict[str, ServerMessage] = field(default_factory=dict)
+    _state: dict[str, ServerMessage | Encoded] = field(default_factory=dict)
+    _figures: dict[int, dict[str, str]] = field(default_factory=dict)
     _metrics: dict[int, dict[str, Points]] = field(default_factory=dict)
     _gaps: dict[int, dict[str, int]] = field(default_factory=dict)
     _logs: dict[tuple[int, str], LogWish] = field(default_factory=dict)
@@ -84,10 +104,15 @@ class BrowserQueue:
         """Bytes of the frames that wait."""
         return self._frames.size_bytes
 
-    def put_state(self, key: str, message: ServerMessage) -> None:
+    def put_state(self, key: str, message: ServerMessage | Encoded) -> None:
         """Queue a message; it replaces the one of the same key that waits."""
         self._state.pop(key, None)
         self._state[key] = message
+        self.wake()
+
+    def put_figures(self, subscription: int, figures: Mapping[str, str]) -> None:
+        """Queue figures as JSON by job; they replace those of the same jobs that wait."""
+        self._figures.setdefault(subscription, {}).update(figures)
         self.wake()
 
     def put_metrics(self, subscription: int, points: Mapping[str, Points]) -> None:
@@ -128,13 +153,16 @@ class BrowserQueue:
 
     def take(self) -> Round | None:
         """Take what to send next; None if nothing waits."""
-        if not (self._state or self._metrics or self._gaps or self._logs or self._frames):
+        if not (self._state or self._figures or self._metrics or self._gaps or self._logs or self._frames):
             return None
-        messages = list(self._state.values())
+        messages = list(self._state.values())  # first, so that a snapshot comes before figures of its jobs
+        for number, figures in self._figures.items():
+            content = ",".join(f'"{job_id}":{one}' for job_id, one in figures.items())
+            messages.append(Encoded.of("figures", number, "jobs", f"{{{content}}}"))
         messages += [Gap(type="gap", id=n, dropped=dropped) for n, dropped in self._gaps.items()]
         messages += [MetricsAdded(type="metrics", id=n, series=series) for n, series in self._metrics.items()]
         logs = list(self._logs.values())
-        self._state, self._gaps, self._metrics, self._logs = {}, {}, {}, {}
+        self._state, self._figures, self._gaps, self._metrics, self._logs = {}, {}, {}, {}, {}
         stream: list[bytes | ServerMessage] = []
         size = 0
         while size < ROUND_BYTES and (entry := self._frames.pop()) is not None:
@@ -148,12 +176,13 @@ class BrowserQueue:
 
     def forget(self, subscription: int) -> None:
         """Drop everything that waits for a subscription which ended."""
+        self._figures.pop(subscription, None)
         self._metrics.pop(subscription, None)
         self._notified.discard(subscription)
         self._gaps.pop(subscription, None)
         self._logs = {key: wish for key, wish in self._logs.items() if key[0] != subscription}
         self._frames.discard(lambda waiting: waiting.subscription == subscription)
-        self._state = {key: m for key, m in self._state.items() if m["id"] != subscription}
+        self._state = {key: m for key, m in self._state.items() if _subscription(m) != subscription}
 
     def _judge(self, subscription: int) -> None:
         if self._congested_since is None:
@@ -171,3 +200,7 @@ class BrowserQueue:
         gaps = self._gaps.setdefault(subscription, {})
         gaps[kind.name] = gaps.get(kind.name, 0) + rows
         self.dropped_rows += rows
+
+
+def _subscription(message: ServerMessage | Encoded) -> int:
+    return message.id if isinstance(message, Encoded) else message["id"]

@@ -53,6 +53,10 @@ class Extremes:
         """Return the extremes of both."""
         return Extremes(min(self.low, other.low), min(self.high, other.high))
 
+    def holds(self, other: Extremes) -> bool:
+        """Whether the points of `other` change nothing."""
+        return self.low <= other.low and self.high <= other.high
+
 
 @dataclass(frozen=True, slots=True)
 class Tier:
@@ -68,38 +72,43 @@ class Summary:
     """Extremes that are stored, of the newest interval of each series and level. Forgotten ones are written again."""
 
     def __init__(self) -> None:
-        self._stored: dict[tuple[SeriesKey, int], tuple[int, Extremes]] = {}
+        self._stored: dict[SeriesKey, list[tuple[int, Extremes] | None]] = {}  # by level
 
     def of(self, points: Mapping[SeriesKey, Points]) -> list[Tier]:
         """Return the rows that these points change. O(points)."""
         found = []
         for key, columns in points.items():
-            buckets = _group(
+            stored = self._stored.get(key, _NONE)
+            rows = zip(columns["step"], columns["time_ns"], columns["value"], strict=True)
+            pairs = [
                 (time_ns // WIDTHS_NS[0], Extremes(Low(value, time_ns, step), High(-value, time_ns, step)))
-                for step, time_ns, value in zip(columns["step"], columns["time_ns"], columns["value"], strict=True)
-            )
+                for step, time_ns, value in rows
+            ]
+            buckets = dict(pairs) if len(pairs) == 1 else _group(pairs)
             for level in range(len(WIDTHS_NS)):
                 if level:
-                    buckets = _group((bucket // FACTOR, extremes) for bucket, extremes in buckets.items())
+                    wider = [(bucket // FACTOR, extremes) for bucket, extremes in buckets.items()]
+                    buckets = dict(wider) if len(wider) == 1 else _group(wider)
+                known = stored[level]
                 for bucket, extremes in buckets.items():
-                    if not self._holds(key, level, bucket, extremes):
+                    if known is None or known[0] != bucket or not known[1].holds(extremes):
                         found.append(Tier(key, level, bucket, extremes))
         return found
 
     def stored(self, tiers: Iterable[Tier]) -> None:
         """Note rows that were written and committed."""
-        if len(self._stored) > MAX_REMEMBERED:
+        if len(self._stored) * len(WIDTHS_NS) > MAX_REMEMBERED:
             self._stored.clear()
         for tier in tiers:
-            known = self._stored.get((tier.key, tier.level))
+            levels = self._stored.setdefault(tier.key, [None] * len(WIDTHS_NS))
+            known = levels[tier.level]
             if known is None or known[0] < tier.bucket:
-                self._stored[tier.key, tier.level] = tier.bucket, tier.extremes
+                levels[tier.level] = tier.bucket, tier.extremes
             elif known[0] == tier.bucket:
-                self._stored[tier.key, tier.level] = tier.bucket, known[1].joined(tier.extremes)
+                levels[tier.level] = tier.bucket, known[1].joined(tier.extremes)
 
-    def _holds(self, key: SeriesKey, level: int, bucket: int, extremes: Extremes) -> bool:
-        known = self._stored.get((key, level))
-        return known is not None and known[0] == bucket and known[1].joined(extremes) == known[1]
+
+_NONE: list[tuple[int, Extremes] | None] = [None] * len(WIDTHS_NS)
 
 
 def level_for(span_ns: int, max_points: int) -> int:

@@ -16,6 +16,7 @@ import { DiagnosisStore } from "./diagnosis";
 import { ExchangeStore } from "./exchange";
 import { GraphLoader } from "./graphs";
 import { runtimeOfStep, StepHistory } from "./history";
+import { withFigures } from "./jobs";
 import { LogStore } from "./logs";
 import { type GraphRuntime, OpsStore } from "./ops";
 import { SeriesStore } from "./series";
@@ -154,6 +155,11 @@ export class JobStore {
         return;
       case "job":
         this.job.value = message.job;
+        return;
+      case "figures":
+        if (this.job.value !== null) {
+          this.job.value = withFigures(this.job.value, message.jobs[this.job.value.id]);
+        }
         return;
       case "metrics":
         this.series.append(message.series);

@@ -3,7 +3,7 @@ import { signal } from "@preact/signals";
 import { ApiError, api } from "../api";
 import { integer, plural } from "../format";
 import { stream } from "../socket";
-import type { Job, NodeRow, Page, ServerMessage } from "../types";
+import type { Figures, Job, NodeRow, Page, ServerMessage } from "../types";
 
 export class JobsStore {
   /** null until the first snapshot: loading is not the same as empty. */
@@ -78,6 +78,9 @@ export class JobsStore {
   #receive(message: ServerMessage): void {
     if (message.type === "snapshot" && "jobs" in message) this.#snapshot(message);
     if (message.type === "nodes") this.nodes.value = message.nodes;
+    if (message.type === "figures" && this.jobs.value !== null) {
+      this.jobs.value = this.jobs.value.map((job) => withFigures(job, message.jobs[job.id]));
+    }
     if (message.type === "job") {
       const before = this.jobs.value ?? [];
       const others = before.filter((job) => job.id !== message.job.id);
@@ -88,6 +91,17 @@ export class JobsStore {
       this.jobs.value = newestFirst([message.job, ...others]);
     }
   }
+}
+
+/** A job with what it reported since; one that has ended has no time left. */
+export function withFigures(job: Job, figures: Figures | undefined): Job {
+  if (figures === undefined) return job;
+  return {
+    ...job,
+    latest: { ...job.latest, ...figures.latest },
+    progress: figures.progress ?? job.progress,
+    eta_s: job.finished_at === null ? figures.eta_s : null,
+  };
 }
 
 function newestFirst(jobs: readonly Job[]): Job[] {
