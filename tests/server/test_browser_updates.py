@@ -66,7 +66,8 @@ async def test_what_a_running_job_reports_is_sent_without_the_rest_of_it(sqlite_
             [*_, last] = await browser.of("figures", lambda m: m["jobs"][job_id]["latest"].get("step") == 3)
             assert last["id"] == number
             assert (last["jobs"][job_id]["latest"]["loss"], last["jobs"][job_id]["progress"]) == (1.0 / 3, None)
-            assert not [m for m in browser.messages if m["type"] == "job" and m["job"]["latest"]]
+            versions = [m["job"]["version"] for m in browser.messages if m["type"] == "job"]
+            assert len(versions) == len(set(versions)), "figures change no version"
 
 
 async def test_what_many_browsers_get_is_encoded_once(sqlite_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
