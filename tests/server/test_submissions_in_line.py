@@ -62,7 +62,7 @@ async def test_a_job_that_is_placed_changes_none_but_the_next_of_those_that_wait
     async with server.agent(node) as agent:
         first = await server.submit(trainers={"count": 4})
         [*replicas] = await agent.desired(4)
-        waiting = [await server.submit(name=f"waiting-{number}", trainers={"count": 4}) for number in range(30)]
+        waiting = [await server.submit(name=f"waiting-{number}", trainers={"count": 4}) for number in range(6)]
         await server.runtime.scheduling.run()
         versions = {job["id"]: (await server.job(job["id"]))["version"] for job in waiting}
         for replica in replicas:
