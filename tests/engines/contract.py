@@ -39,7 +39,7 @@ def wait_for(engine: Provisioner, handle: str, *wanted: Phase) -> None:
         found = sorted(phases(engine, handle).values())
         return found == sorted(wanted) or (not found and set(wanted) == {Phase.ENDED})
 
-    until(done, f"{handle} is {wanted}")
+    until(done, f"{handle} is {wanted}", limit_s=180.0)
 
 
 class ProvisionerContract:

@@ -80,7 +80,7 @@ class RayAgents:
         return found
 
     def lose_node_of(self, name: str) -> None:
-        until(lambda: self._has(name), f"the agent of {name} runs")
+        until(lambda: self._has(name), f"the agent of {name} runs", limit_s=180.0)
         self.cluster.crash_node(self.node_of(name))
         self.lost += 1
 
@@ -116,11 +116,15 @@ def worker_of(agent: int) -> int:
 
 def test_killed_actor_takes_its_agent_along_and_starts_again(engine: Ray, tmp_path: Path) -> None:
     handle = engine.launch(request(tmp_path, "gang", 2))
-    until(lambda: len(agents_in(tmp_path)) == 2, "both agents run")
+    until(lambda: len(agents_in(tmp_path)) == 2, "both agents run", limit_s=180.0)
     (first, name), (other, _) = agents_in(tmp_path).items()
     os.kill(worker_of(first), signal.SIGKILL)
     until(lambda: first not in agents_in(tmp_path), "the agent ends with its actor")
-    until(lambda: name in [one for pid, one in agents_in(tmp_path).items() if pid != other], "it is started again")
+    until(
+        lambda: name in [one for pid, one in agents_in(tmp_path).items() if pid != other],
+        "it is started again",
+        limit_s=180.0,
+    )
     wait_for(engine, handle, Phase.RUNNING, Phase.RUNNING)
     assert other in agents_in(tmp_path)
 
@@ -130,12 +134,12 @@ def test_killed_raylet_ends_its_agents_in_order(
     engine: Ray, cluster: RayCluster, agents: RayAgents, tmp_path: Path
 ) -> None:
     handle = engine.launch(request(tmp_path, "gang", 2))
-    until(lambda: len(agents_in(tmp_path)) == 2, "both agents run")
+    until(lambda: len(agents_in(tmp_path)) == 2, "both agents run", limit_s=180.0)
     (first, name), _ = agents_in(tmp_path).items()
     cluster.kill_raylet(agents.node_of(name))
     agents.lost += 1
     until(lambda: first not in agents_in(tmp_path), "the agent ends with its raylet")
-    until(lambda: name in agents_in(tmp_path).values(), "it is started again on another node")
+    until(lambda: name in agents_in(tmp_path).values(), "it is started again on another node", limit_s=180.0)
     wait_for(engine, handle, Phase.RUNNING, Phase.RUNNING)
 
 
