@@ -85,7 +85,7 @@ def test_a_staged_push_is_seen_by_nobody_before_its_step(start: Start) -> None:
     assert read == [storage.values[f"w.block{i}"].tolist() for i, storage in enumerate(job.storages)]
 
 
-def test_pushes_of_others_meanwhile_are_kept_and_make_the_next_push_stale(start: Start) -> None:
+def test_pushes_of_others_meanwhile_make_the_next_push_stale(start: Start) -> None:
     outcomes = []
     for by_python in (True, False):
         job = start(trainers=2, by_python=by_python)
@@ -138,7 +138,7 @@ def test_a_staged_push_whose_connection_breaks_is_applied_once(start: Start) -> 
     assert taken(job) == [["w.block0"], ["w.block1"]], "of the last step alone"
 
 
-def test_a_step_that_is_refused_drops_what_was_staged_of_refused_blocks(start: Start) -> None:
+def test_a_refused_step_leaves_nothing_staged(start: Start) -> None:
     outcomes = []
     for by_python in (True, False):
         job = start(by_python=by_python)

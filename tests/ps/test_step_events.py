@@ -105,7 +105,7 @@ def test_a_step_that_reads_makes_the_next_push_fresh() -> None:
     assert staleness == [1, 0]
 
 
-def test_a_value_that_was_read_early_lacks_the_updates_since_then() -> None:
+def test_a_value_that_was_read_early_lacks_later_updates() -> None:
     staleness = []
     for early in ({}, {"w": 1}):
         machine = immediate()
