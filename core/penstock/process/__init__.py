@@ -5,4 +5,5 @@
 `end`      the end of a process as a descriptor
 `group`    a process with all that it starts: start, status, signal, stop
 `reaper`   ends what a killed launcher left
+`tether`   a command that ends in order with the process that started it
 """

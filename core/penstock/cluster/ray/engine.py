@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import secrets
+import signal
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -124,6 +125,7 @@ class Ray:
         ray = _imported()
         if not self._is_connected:
             options = self._options
+            handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
             try:
                 ray.init(
                     address=options.address, namespace=options.namespace, log_to_driver=False,
@@ -135,6 +137,8 @@ class Ray:
                 ) from error
             except RuntimeError as error:  # other versions of Ray or Python
                 raise SpecError(f"Ray at {options.address!r} refuses this process: {error}") from error
+            for number, handler in handlers.items():  # Ray's own would end the process with status 143
+                signal.signal(number, handler)
             self._is_connected = True
         return ray
 
