@@ -155,3 +155,19 @@ def test_a_distributed_table_is_refused_in_a_block() -> None:
         ids = L.data("ids", [1], dtype="int64")
         with pytest.raises(ProgramError, match="Look the ids up before the block"), L.While(L.is_empty(ids)).block():
             L.embedding(ids, [HEIGHT, WIDTH], is_sparse=True, is_distributed=True)
+
+
+def test_a_dense_gradient_of_a_sparse_table_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        ids = L.data("ids", [1], dtype="int64", lod_level=1)
+        for _ in range(2):
+            L.embedding(ids, [HEIGHT, WIDTH], is_sparse=True, param_attr="warned_of")
+        assert not caplog.records  # looked up outside: sparse
+        for _ in range(2):
+            L.cond(
+                L.less_than(L.fill_constant([1], "int64", 0), L.fill_constant([1], "int64", 1)),
+                lambda: L.reduce_sum(L.embedding(ids, [HEIGHT, WIDTH], is_sparse=True, param_attr="warned_of")),
+                lambda: L.fill_constant([1], "float32", 0.0).sum(),
+            )
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "table 'warned_of' is looked up with a sparse gradient in a block" in warning and "[7, 3]" in warning

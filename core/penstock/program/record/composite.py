@@ -13,6 +13,7 @@ that its Python bodies run and only their C++ calls arrive here: the mode then s
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -34,12 +35,14 @@ from penstock.compat.torch import (
     tree_map,
 )
 from penstock.errors import ProgramError
+from penstock.log import warn_once
 from penstock.program.expr import Expr
 from penstock.program.record.patches import Patch, patched
 from penstock.program.record.recording import Recording, SparseLookup
 from penstock.program.record.recurrent import rewrites
 from penstock.program.record.source import user_line
 
+_log = logging.getLogger(__name__)
 _SAMPLE_STEP = 0x9E3779B1
 """Between the seeds of two samples: odd and large, so that seeds beside each other share none."""
 _BY_ROWS, _DIRECT = "use_mm_for_euclid_dist_if_necessary", "donot_use_mm_for_euclid_dist"
@@ -205,6 +208,7 @@ def sparse_lookup(
     weight = weight if rec.is_named(weight) else rec.capture(weight)
     indices = indices if rec.is_named(indices) else rec.capture(indices)
     if rec.open_blocks:
+        _warn_of_dense_gradient(rec.name_of(weight), weight)
         found = torch.embedding(weight, indices, padding, scale_grad_by_freq)
         hidden = zero_padding and padding >= 0
         return found.masked_fill((indices == padding).unsqueeze(-1), 0.0) if hidden else found
@@ -220,6 +224,16 @@ def sparse_lookup(
         leaf.requires_grad_(True)
         rec.lookups.append(SparseLookup(rec.name_of(weight), indices, leaf, rec.module_path(), padding))
     return leaf
+
+
+def _warn_of_dense_gradient(table: str, weight: torch.Tensor) -> None:
+    if weight.requires_grad:
+        text = (
+            f"{user_line()}: table {table!r} is looked up with a sparse gradient in a block of control flow, where its "
+            f"gradient is dense: each step makes, exchanges and applies all of its {list(weight.shape)}. Look the ids "
+            "up before the block, and read their rows in it"
+        )
+        warn_once(_log, text, about=f"dense gradient of {table}")
 
 
 def attention(
