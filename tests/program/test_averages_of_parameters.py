@@ -112,15 +112,3 @@ def test_lookahead_mixes_every_k_steps(replicas: int) -> None:
         np.testing.assert_allclose(history[step + 1], want, rtol=1e-12)
     with pytest.raises(ProgramError, match=r"alpha is 1\.5"):
         fluid.optimizer.LookaheadOptimizer(fluid.optimizer.SGD(0.1), alpha=1.5)
-
-
-def test_recompute_says_that_it_saves_no_memory(caplog: pytest.LogCaptureFixture) -> None:
-    def around(inner: Any) -> Any:
-        optimizer = fluid.optimizer.RecomputeOptimizer(inner)
-        optimizer._set_checkpoints([])
-        return optimizer
-
-    np.testing.assert_array_equal(Training(around).train(0)[-1], Training().train(0)[-1])
-    assert "RecomputeOptimizer keeps all activations" in caplog.text
-    with pytest.raises(ProgramError, match="expected a list of variables"):
-        fluid.optimizer.RecomputeOptimizer(fluid.optimizer.SGD(0.1))._set_checkpoints("fc_0")

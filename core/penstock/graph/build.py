@@ -28,6 +28,7 @@ from penstock.graph.state_of_runs import state_of_runs
 from penstock.program.ir import Arg, Operator, Output, Ref, Role, VarDesc
 from penstock.program.program import Program
 from penstock.program.sequences import levels_of, ragged_feeds
+from penstock.program.training.recomputation import DELAYED
 
 _UPDATE = Role.OPTIMIZE | Role.LR_SCHED
 
@@ -202,11 +203,20 @@ class Build:
         everywhere = range(self.num_replicas if op.name in self.everywhere else self.active)
         for replica in everywhere if place is None else (place,):
             rows_of = replica if replica < self.active else 0
-            self.builder.add(kind, self._on(op, lambda n, r=replica: self._source(n, r)), replica, rows_of)  # type: ignore[arg-type, misc]  # kind is a literal
+            own = self._on(op, lambda n, r=replica: self._source(n, r))  # type: ignore[misc]  # of one iteration
+            self.builder.add(kind, own, replica, rows_of, self._waits_for(op, replica))  # type: ignore[arg-type]  # a literal
         for parameter, gradient in op.role_vars if op.role & Role.BACKWARD else ():
             self.pending[gradient] -= 1
             if not self.pending[gradient] and (self.active > 1 or self.exchanges_across):
                 self._exchange(parameter, gradient)
+
+    def _waits_for(self, op: Operator, replica: int) -> frozenset[int]:
+        """What runs before an operator although it reads nothing of it: before activations are made again, all of the
+        backward pass so far, as the activations that it has read are then gone."""
+        if op.type != DELAYED:
+            return frozenset()
+        before = (h for h in self.builder.handles if h.replica == replica and h.kind == "computation")
+        return frozenset(h.index for h in before if h.op.role & Role.BACKWARD)
 
     @property
     def exchanges_across(self) -> bool:

@@ -20,6 +20,7 @@ from penstock.native import chunks as _chunks  # noqa: F401 - registers the eval
 from penstock.native import crf as _crf  # noqa: F401 - registers conditional random fields
 from penstock.native import ctc as _ctc  # noqa: F401 - registers temporal classification
 from penstock.native import ctr as _ctr  # noqa: F401 - registers operators of models of clicks
+from penstock.native import delays as _delays  # noqa: F401 - registers a view that waits for another tensor
 from penstock.native import gru as _gru  # noqa: F401 - registers a GRU over gates
 from penstock.native import hashes as _hashes  # noqa: F401 - registers hashes of rows
 from penstock.native import load_operators, sequences

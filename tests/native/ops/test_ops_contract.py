@@ -211,6 +211,7 @@ CASES = [
     Case("sequence_pool_backward", lambda: [_table(3, 1), torch.tensor([[1], [-1], [3]]), _sequences(), 6, "max"]),
     Case("sequence_rows", lambda: [_sequences(), 6, "mirror"]),
     Case("expect_rows", lambda: [_table(), 6]),
+    Case("delayed", lambda: [_table(), _table(4)]),
     Case("checked_lengths", lambda: [torch.tensor([1, 0, 4]), 4, "lstm_0"]),
     Case("linear_chain_crf", _crf),
     Case("linear_chain_crf_backward", lambda: [torch.rand(3, 1), *_crf(), *_OPS.linear_chain_crf(*_crf())[1:]]),

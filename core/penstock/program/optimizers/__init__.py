@@ -11,12 +11,7 @@ from penstock.program.optimizers.adaptive import (
     FtrlOptimizer,
     RMSPropOptimizer,
 )
-from penstock.program.optimizers.averages import (
-    ExponentialMovingAverage,
-    LookaheadOptimizer,
-    ModelAverage,
-    RecomputeOptimizer,
-)
+from penstock.program.optimizers.averages import ExponentialMovingAverage, LookaheadOptimizer, ModelAverage
 from penstock.program.optimizers.base import Optimizer
 from penstock.program.optimizers.momentum import (
     DpsgdOptimizer,
@@ -24,6 +19,7 @@ from penstock.program.optimizers.momentum import (
     MomentumOptimizer,
     SGDOptimizer,
 )
+from penstock.program.optimizers.recomputing import RecomputeOptimizer
 
 SGD, Momentum, LarsMomentum = SGDOptimizer, MomentumOptimizer, LarsMomentumOptimizer
 Adagrad, DecayedAdagrad, Ftrl, RMSProp = AdagradOptimizer, DecayedAdagradOptimizer, FtrlOptimizer, RMSPropOptimizer

@@ -7,7 +7,6 @@ Source: fluid.optimizer (Fluid 1.8); the accumulation of `ModelAverage`: operato
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 
 from penstock.errors import ProgramError
-from penstock.log import warn_once
 from penstock.program.initializers import Constant
 from penstock.program.ir import Operator, Ref, Role, VarDesc
 from penstock.program.operator_types import BlockOperator
@@ -34,7 +32,6 @@ from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable
 from penstock.program.training.parameters import constant_state, create_persistable
 
-_log = logging.getLogger(__name__)
 _MAX_TERMS = 16384
 """Steps after which ModelAverage begins another sum, so that small terms are not lost in a large one."""
 
@@ -232,22 +229,3 @@ class LookaheadOptimizer:
             name, "aten.clone.default", (Ref(param.name),), (slow.name,), source=user_line()
         )
         return slow
-
-
-class RecomputeOptimizer:
-    """Fluid's optimizer that computes activations again in the backward pass. Here they are kept, and it says so once:
-    the numbers are those of `optimizer`, the memory is not less."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-
-    def _set_checkpoints(self, checkpoints: Sequence[Any]) -> None:
-        """Take the variables that Fluid would keep. Raises ProgramError for what is no list."""
-        if not isinstance(checkpoints, (list, tuple)):
-            raise ProgramError(
-                f"{user_line()}: _set_checkpoints is given {checkpoints!r}; expected a list of variables"
-            )
-        warn_once(_log, "RecomputeOptimizer keeps all activations: nothing is computed again, and no memory is saved")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)

@@ -33,6 +33,7 @@ from penstock.program.record.replay import refuse_gradients_through_text
 from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, recording_in, recording_modes
+from penstock.program.training.recomputation import checkpoint_names, recompute
 from penstock.program.training.tape import leaves_of, overwritten_values_named, refuse_lost_gradients
 
 
@@ -88,8 +89,11 @@ def append_backward(
     parameter_list: Sequence[str | Variable] | None = None,
     no_grad_set: Iterable[str | Variable] | None = None,
     callbacks: object = None,
+    checkpoints: Sequence[str | Variable] | None = None,
 ) -> list[tuple[Variable, Gradient]]:
     """Record the backward pass of a scalar loss; return (parameter, gradient) pairs in order of creation.
+
+    `checkpoints`: variables of the forward pass; what lies between them is computed again (recomputation.py).
 
     Other variables that gradients were asked for (`stop_gradient = False`) have theirs in the Program, as `x@GRAD`.
     A loss that depends on no trainable parameter has no backward pass, as in Fluid; a warning says so. Raises
@@ -98,7 +102,7 @@ def append_backward(
     check_loss(loss, "append_backward")
     given: tuple[Any, Any] = (parameter_list, no_grad_set)  # each is read more than once
     parameter_list, no_grad_set = (list(names) if isinstance(names, Iterator) else names for names in given)
-    _check_named("append_backward", parameter_list=parameter_list, no_grad_set=no_grad_set)
+    _check_named("append_backward", parameter_list=parameter_list, no_grad_set=no_grad_set, checkpoints=checkpoints)
     if callbacks is not None and not isinstance(callbacks, (list, tuple)):
         raise ArgumentError(f"{user_line()}: append_backward: callbacks is {callbacks!r}; expected None or a list")
     recording = recording_in(loss) or recording_of(loss.program)
@@ -123,7 +127,11 @@ def append_backward(
             # The tape is kept, since another loss may share the forward pass; fakes hold no memory.
             wanted = [*leaves, *opened.values()]
             refuse_lost_gradients(recording, [loss.fake], wanted)
-            with overwritten_values_named(repr(loss.name)), _clipped_on_the_way(recording):
+            with (
+                overwritten_values_named(repr(loss.name)),
+                _clipped_on_the_way(recording),
+                _named_on_the_way(recording),
+            ):
                 grads = torch_gradients(loss.fake, seed, wanted)
             for name, grad in zip(opened, grads[len(leaves) :], strict=True):
                 if grad is not None:  # a copy: the same memory may be the gradient of a parameter
@@ -131,6 +139,8 @@ def append_backward(
                     rename_recorded(recording, made, grad_name(name))
                     recording.handle(made)
             pairs = _name_gradients(recording, dense, lookups, list(grads[: len(leaves)]), before)
+        if checkpoints:
+            recompute(program, checkpoint_names(program, checkpoints), before)
         _warn_of_updated(program, before, loss.name)
     return [(program.handle(p), g) for p, g in pairs]
 
