@@ -61,6 +61,8 @@ def fetch_names(program: Program, fetch_list: Sequence[Any] | None) -> list[str]
         if not isinstance(name, str):
             raise FetchError(f"fetch_list holds {words(item)}; expected a variable or its name{advice(item)}")
         if name not in program.variables:
+            name = _gradient_named(program, name) or name
+        if name not in program.variables:
             raise FetchError(
                 f"fetch {name!r}: {unknown_variable(name, program.variables)} "
                 "Fetch what an operator of this program makes, or a parameter",
@@ -68,3 +70,8 @@ def fetch_names(program: Program, fetch_list: Sequence[Any] | None) -> list[str]
             )
         names.append(name)
     return names
+
+
+def _gradient_named(program: Program, name: str) -> str:
+    """The variable that holds the gradient `x@GRAD` of an intermediate result, in a program that was recorded here."""
+    return "" if program.recording is None else str(program.recording.gradient_named(name))

@@ -18,6 +18,7 @@ from penstock.program.record.arrays import TensorArray, copied
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.declared import Declared, written
 from penstock.program.record.opening import recording_of
+from penstock.program.record.renaming import rename_recorded
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, dtype_named, recording_modes, wrap
 from penstock.program.training import parameters
@@ -50,14 +51,14 @@ def create_global_var(
     force_cpu: bool = False,
     name: str | None = None,
 ) -> Variable:
-    """Create state that starts as `value` and lives on between runs.
-
-    Raises ProgramError for persistable=False: what does not live on is `fill_constant`.
-    """
+    """Create a variable that starts as `value`: with `persistable` state that lives on between runs, which the startup
+    program fills; else one that each run makes anew."""
     if not persistable:
-        raise ProgramError(
-            f"{user_line()}: create_global_var(persistable=False): use fill_constant for a value that a run makes anew"
-        )
+        made: Variable = fill_constant(shape, dtype, value)
+        if name is not None:
+            recording = recording_of(default_main_program())
+            rename_recorded(recording, made.fake, name)
+        return made
     return parameters.constant_state(name or default_main_program().unique("global_var"), value, dtype, shape)
 
 

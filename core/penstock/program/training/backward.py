@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -160,6 +161,23 @@ def _clipped_on_the_way(recording: Recording) -> Iterator[None]:
     """Clip the gradients of variables that have an `error_clip`, as soon as they are whole."""
     found = [(recording.handles[name], clip) for name, clip in recording.error_clips.items() if clip is not None]
     hooks = [variable.fake.register_hook(clip.clipped) for variable, clip in found if variable.fake.requires_grad]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _named_on_the_way(recording: Recording) -> Iterator[None]:
+    """Note the gradients of intermediate results as soon as they are whole, for those who fetch them by name."""
+
+    def note(name: str, gradient: torch.Tensor) -> None:
+        if recording.is_named(gradient):
+            recording.gradients[grad_name(name)] = gradient
+
+    found: list[tuple[str, Any]] = list(recording.differentiated())
+    hooks = [tensor.register_hook(partial(note, name)) for name, tensor in found]
     try:
         yield
     finally:
