@@ -9,6 +9,7 @@ The seed is printed first: it gives the same jobs and the same faults at the sam
 from __future__ import annotations
 
 import argparse
+import contextlib
 import heapq
 import itertools
 import random
@@ -93,7 +94,7 @@ class Run:
             self._at(fault.at + fault.for_s, end)
 
     def _submit_due(self) -> None:
-        while self._waiting and self._waiting[0].at <= self._now():
+        while self._waiting and self._waiting[0].at <= self._now() and not self._faults.is_server_down:
             try:
                 self.jobs[self._waiting[0].name] = self._submit(self._waiting[0])
             except PenstockError:  # the server is down: by the same key it makes no second job later
@@ -107,13 +108,16 @@ class Run:
             )
 
     def _show(self) -> None:
-        try:
-            with self._world.client() as client:
-                states = Counter(job["state"] for job in client.jobs())
-            text = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no jobs"
-        except PenstockError:
-            text = "the server does not answer"
+        text = "the server is down"
+        with contextlib.suppress(PenstockError):
+            if not self._faults.is_server_down:
+                text = self._states()
         print(f"{self._now():5.0f} s  {sum(self.done.values())} faults; {text}", flush=True)
+
+    def _states(self) -> str:
+        with self._world.client() as client:
+            states = Counter(job["state"] for job in client.jobs())
+        return ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no jobs"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -38,6 +38,11 @@ class Faults:
             "job cancelled": self._cancel,
         }
 
+    @property
+    def is_server_down(self) -> bool:
+        """Whether a fault holds the server: a call would wait for it."""
+        return "server" in self._busy
+
     def begin(self, fault: Fault) -> End | None:
         """Begin a fault; return what ends it, or None if there is nothing that it could hit now."""
         return self._begin[fault.what](fault)
@@ -113,6 +118,8 @@ class Faults:
         return lambda: signal_process(child, signal.SIGCONT) if proc.is_alive(child, ticks) else None
 
     def _cancel(self, _: Fault) -> End | None:
+        if self.is_server_down:
+            return None
         try:
             with self._world.client() as client:
                 active = [job["id"] for job in client.jobs() if job["state"] not in TERMINAL_JOB]

@@ -39,6 +39,11 @@ class Part:
             raise RuntimeError(f"{self._argv[0]} was not started")
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was started and is not there any more."""
+        return self._process is not None and self._process.poll() is not None
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal, unless it has ended."""
         if self._process is not None and self._process.poll() is None:

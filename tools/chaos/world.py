@@ -56,7 +56,7 @@ class World:
         self.node_ids: dict[int, str] = {}
         self._cpus, self._database_url = cpus, database_url
         self.witness = folder / "witness"
-        self.witness.mkdir(parents=True)
+        self.witness.mkdir(parents=True, exist_ok=True)
         self._mark = f"CHAOS_WORLD={folder}"
         self.port = 7080 if network is not None else free_ports("127.0.0.1", 1)[0]
         self.url = f"http://{self.address(0)}:{self.port}"
@@ -98,7 +98,7 @@ class World:
         return [] if self.network is None else list(self.network.enter(host))
 
     def _environ(self, home: str) -> dict[str, str]:
-        (self.folder / home).mkdir(exist_ok=True)
+        (self.folder / home).mkdir(parents=True, exist_ok=True)
         kept = {k: v for k, v in without_settings(os.environ).items() if not k.startswith(_LEFT_OUT)}
         return {
             **kept,
@@ -127,7 +127,13 @@ class World:
     def start_server(self) -> None:
         """Start the server and wait until it serves."""
         self.server.start()
-        wait_until(self.is_ready, f"the server serves ({self.folder / 'server.err'})", LONG_S)
+
+        def serves() -> bool:
+            if self.server.has_ended:
+                raise RuntimeError(f"the server ended as it started:\n{self.server.errors()[-2000:]}")
+            return self.is_ready()
+
+        wait_until(serves, "the server serves", LONG_S)
 
     def join(self, number: int) -> None:
         """Start the agent of a node with a join token, and wait until it is READY."""
