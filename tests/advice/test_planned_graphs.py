@@ -14,9 +14,10 @@ from penstock.advice.plan import tasks_of, template_of
 from penstock.advice.recorded import Recorded, setting_of
 from penstock.advice.setting import DEFAULT_BUCKET_BYTES, Exchange, Setting
 from penstock.graph.document import document
-from penstock.protocol.graphdoc import GraphDocument
+from penstock.protocol.graphdoc import GraphDocument, Op, Sync, Value
 
 ROWS = 64
+MODES: tuple[Exchange, ...] = ("reduce", "all_reduce")
 EXCHANGES: tuple[tuple[Exchange, int], ...] = (
     ("reduce", DEFAULT_BUCKET_BYTES), ("all_reduce", DEFAULT_BUCKET_BYTES), ("all_reduce", 0),
 )  # fmt: skip
@@ -105,3 +106,23 @@ def test_variables_of_a_setting_win_over_the_script(
     assert {graph.mode for setting, graph in documents.items() if setting.cpu_num == 2} == exchanges
     assert {graph.num_replicas for graph in documents.values()} == {1, 2, 4}
     assert {graph.num_threads for graph in documents.values()} == {2}
+
+
+def test_a_fused_update_of_several_tables_falls_to_all_owners() -> None:
+    tables = [Value(name=f"t{k}", dtype="float32", shape=[10, 4]) for k in range(6)]
+    update = Op(
+        name="fused_0", type="penstock.fused_sparse_sgd_.default", kind="computation", role="optimize", replica=0,
+        module="", source="", inputs=tables, outputs=tables, bytes=0, flops=0,
+    )  # fmt: skip
+    syncs = [
+        Sync(parameter=t.name, gradient=f"{t.name}@GRAD", mode="all_reduce", owner=-1, bytes=0, sparse=True, ops=[])
+        for t in tables
+    ]
+    graph = GraphDocument(
+        program="p", mode="local", num_replicas=1, num_threads=1, batch=[8], ops=[update], edges=[], syncs=syncs
+    )
+    run = Recorded(graph, Setting(1, 1, "reduce"), 4, 9e6, 0.0, (8e6,))
+    found = {exchange: tasks_of(template_of(graph), run, Setting(4, 4, exchange), Costs(run)) for exchange in MODES}
+    assert [task.home for task in found["reduce"]] == [0, 1, 2, 3] == [task.home for task in found["all_reduce"]]
+    whole = found["all_reduce"][0].cost_ns
+    assert [task.cost_ns for task in found["reduce"]] == pytest.approx([whole / 4] * 4)

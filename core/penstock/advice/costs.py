@@ -1,8 +1,8 @@
 """What an operator would take under another setting, from what it took in the recorded run. Pure.
 
 For each operator the recording has one time, at one number of rows. Of it
-- `DISPATCH_NS` is *fixed*, and of a matrix product or convolution the bytes that do not depend on the batch over the
-  memory rate: each replica pays them whole; the rest is in proportion to a replica's rows
+- `DISPATCH_NS`, `OPERAND_NS` for each operand and, of a matrix product or convolution, the bytes that do not depend on
+  the batch over the memory rate are *fixed*: each replica pays them whole; the rest is in proportion to its rows
 - intra-op threads divide the share of its kind (`_SPLIT_SHARE`), and cost `FORK_NS`
 
 The rate of exchanges is measured in the recording where it has some. All other constants are those of one machine, two
@@ -22,6 +22,8 @@ from penstock.advice.setting import Setting
 from penstock.protocol.graphdoc import Op, Value
 
 DISPATCH_NS = 2_000.0
+OPERAND_NS = 300.0
+"""What an operand of an operator of many costs, whatever its rows: a lookup side by side of 300 tables has 601."""
 FORK_NS = 4_000.0
 """What it costs to start and join the intra-op threads of an operator."""
 MEMORY_BYTES_PER_NS = 8.0
@@ -79,7 +81,7 @@ class Costs:
         if not any(self._has_rows(value) for value in values):
             return ns
         if not op.type.startswith(_MATRIX):
-            return min(ns, DISPATCH_NS)
+            return min(ns * MOST_FIXED, DISPATCH_NS + OPERAND_NS * len(op.inputs))
         held = sum(_bytes(value) for value in values if not self._has_rows(value))
         own = CONVOLUTION_NS if op.type.startswith("aten.convolution") else DISPATCH_NS
         return min(ns * MOST_FIXED, own + held / MEMORY_BYTES_PER_NS)

@@ -147,6 +147,7 @@ class _Plan:
         self.replicas = setting.cpu_num
         self.workers = setting.workers(run.cores)
         self.is_reduce = setting.exchange == "reduce" or self.replicas == 1
+        self.tables = {sync.parameter for sync in run.graph.syncs if sync.sparse}
         self.owners = owners_of(template.gradients, self.replicas)
         self.tasks: list[Task] = []
         self.of: dict[tuple[str, int], int] = {}  # (part, replica) -> task
@@ -182,10 +183,22 @@ class _Plan:
             for replica in every:
                 self._add(name, part, replica, replica, every if part.reads_every_replica else (replica,))
             return
+        pieces = self._pieces(part)
         owner = next((self.owners[g.parameter] for g in self.template.gradients if name in g.readers), 0)
-        self._add(name, part, owner, 0, every)
+        for piece in range(pieces):
+            self._add(name, part, (owner + piece) % self.replicas, piece, every, pieces=pieces)
 
-    def _add(self, name: str, part: Part, home: int, key: int, reads: range | tuple[int, ...]) -> None:
+    def _pieces(self, part: Part) -> int:
+        """Return into how many a fused update of sparse tables falls: in Reduce mode each owner has one."""
+        if not part.op.type.startswith("penstock.fused_sparse_") or self.replicas == 1:
+            return 1
+        alike = sum(one.op.type == part.op.type for one in self.template.parts.values())
+        tables = len({value.name for value in part.op.outputs} & self.tables)
+        return max(1, min(tables, round(self.replicas / alike)))
+
+    def _add(
+        self, name: str, part: Part, home: int, key: int, reads: range | tuple[int, ...], *, pieces: int = 1
+    ) -> None:
         before = {
             self.of[one, replica]
             for one in self._found(part)
@@ -195,7 +208,7 @@ class _Plan:
         before.update(self.sums.get(name, ()))
         self.of[name, key] = len(self.tasks)
         cost = self.costs.of(part.op, part.handles, self.setting, has_rows=part.where == "replica")
-        self.tasks.append(Task(name, cost, tuple(sorted(before)), home))
+        self.tasks.append(Task(name, cost / pieces, tuple(sorted(before)), home))
 
     def _found(self, part: Part) -> Iterator[str]:
         """Names of the parts before, with those before a part that this setting does without in its place."""
