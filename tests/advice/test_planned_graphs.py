@@ -30,7 +30,7 @@ def built(setting: Setting) -> GraphDocument:
     with fluid.program_guard(main, startup), fluid.scope_guard(scope):
         ids = fluid.layers.data("ids", [1], dtype="int64")
         label = fluid.layers.data("label", [1])
-        rows = fluid.layers.embedding(ids, [100, 16], is_sparse=True)
+        rows = fluid.layers.embedding(ids, [100, 64], is_sparse=True)
         hidden = fluid.layers.fc(fluid.layers.fc(rows, 600, act="tanh"), 500, act="tanh")
         loss = fluid.layers.mean(fluid.layers.square_error_cost(fluid.layers.fc(hidden, 1), label))
         fluid.optimizer.Adam(0.01).minimize(loss)
@@ -88,10 +88,8 @@ def test_a_planned_graph_has_the_handles_of_the_built_one(
     for first, second in expected.edges:
         before[second].append(first)
     planned, real = ordered_pairs([task.before for task in tasks]), ordered_pairs(before)
-    # what AllReduce orders by its buckets stays ordered in a graph that is derived from it
-    assert real <= planned <= 1.3 * real
-    if source.exchange == target.exchange and source.cpu_num > 1 and target.cpu_num > 1:
-        assert planned == pytest.approx(real, rel=0.01)
+    # a graph has no edge that follows from others; so what only a bucket implied is not known without it
+    assert planned == pytest.approx(real, rel=0.02)
 
 
 def test_a_setting_is_read_back_from_its_graph(documents: dict[Setting, GraphDocument]) -> None:

@@ -100,7 +100,7 @@ def test_stretch_slows_only_what_runs_beside_others() -> None:
     assert span(pair, workers=1) == pytest.approx(2e6)
     assert span(pair, workers=2) == pytest.approx(1.5e6)
     alone = [pair[0], replace(pair[1], before=(0,))]
-    assert span(alone, workers=2) == pytest.approx(2e6, rel=0.01)
+    assert span(alone, workers=2) == pytest.approx(2e6, rel=0.02)
 
 
 def test_an_edge_backwards_is_refused() -> None:

@@ -88,13 +88,13 @@ def template_of(graph: GraphDocument) -> Template:
         part.before.update(
             dict.fromkeys(graph.ops[one].name for one in before[index] if graph.ops[one].name != op.name)
         )
-    found = _synced(graph, before, after) if graph.syncs else _direct(parts)
+    found = list(_synced(graph, before, after) if graph.syncs else _direct(parts))
     computing = {name: part for name, part in parts.items() if part.where != "exchange"}
     for part in computing.values():
-        exchanges = [name for name in part.before if parts[name].where == "exchange"]
-        for name in exchanges:
-            del part.before[name]
-            part.before.update(dict.fromkeys(n for n in parts[name].before if n in computing))
+        part.before = {name: None for name in part.before if name in computing}
+    for gradient in found:  # in place of the exchange: an update waits for its own gradients, not for all of a bucket
+        for reader in gradient.readers:
+            computing[reader].before.update(dict.fromkeys(gradient.makers))
     return Template(computing, tuple(sorted(found, key=lambda g: max(parts[m].handles[0] for m in g.makers))))
 
 
