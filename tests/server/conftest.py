@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import uuid
 from asyncio.subprocess import DEVNULL, create_subprocess_exec
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 import structlog
 from sqlalchemy import text
-from tests.server.harness import FakeClock, Server, running, settings_for
+from tests.server.harness import FakeClock, Server, migrate, running, settings_for
 from tests.server.postgres_cluster import Cluster, cluster
 
 from penstock_server.db import Database
@@ -53,24 +55,64 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest_asyncio.fixture
 async def postgres_database(postgres: str) -> AsyncIterator[str]:
     """Return the URL of an empty database of PostgreSQL."""
-    maintenance = postgres
+    async with _database(postgres, template="template1") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def postgres_migrated(postgres: str) -> str:
+    """Return the name of a database of the newest schema, from which others are made."""
+
+    async def make() -> str:
+        name = "migrated"
+        await _administer(postgres, f"CREATE DATABASE {name}")
+        await migrate(_named(postgres, name))
+        return name
+
+    return asyncio.run(make())
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def migrated_url(request: pytest.FixtureRequest) -> str | None:
+    """Return the URL of a database of the newest schema, once of each kind; None: the SQLite of `running`."""
+    url: str | None = request.getfixturevalue("postgres_copy") if request.param == "postgresql" else None
+    return url
+
+
+@pytest_asyncio.fixture
+async def postgres_copy(postgres: str, postgres_migrated: str) -> AsyncIterator[str]:
+    """Return the URL of a database of PostgreSQL with the newest schema."""
+    async with _database(postgres, template=postgres_migrated) as url:
+        yield url
+
+
+@asynccontextmanager
+async def _database(maintenance: str, *, template: str) -> AsyncIterator[str]:
     name = f"test_{uuid.uuid4().hex}"
-    admin = Database(maintenance)
-    autocommit = admin.engine.execution_options(isolation_level="AUTOCOMMIT")
-    async with autocommit.connect() as connection:
-        await connection.execute(text(f"CREATE DATABASE {name}"))
+    await _administer(maintenance, f"CREATE DATABASE {name} TEMPLATE {template}")
     try:
-        yield maintenance.replace("/postgres?", f"/{name}?")
+        yield _named(maintenance, name)
     finally:
-        async with autocommit.connect() as connection:
-            await connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+        await _administer(maintenance, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _named(maintenance: str, name: str) -> str:
+    return maintenance.replace("/postgres?", f"/{name}?")
+
+
+async def _administer(maintenance: str, statement: str) -> None:
+    admin = Database(maintenance)
+    try:
+        async with admin.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+            await connection.execute(text(statement))
+    finally:
         await admin.close()
 
 
 @pytest_asyncio.fixture
-async def server(database_url: str, tmp_path: Path) -> AsyncIterator[Server]:
+async def server(migrated_url: str | None, tmp_path: Path) -> AsyncIterator[Server]:
     """A server on each kind of database."""
-    async with running(settings_for(tmp_path, database_url)) as running_server:
+    async with running(settings_for(tmp_path, migrated_url)) as running_server:
         yield running_server
 
 

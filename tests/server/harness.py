@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from websockets.exceptions import ConnectionClosed
 
 from penstock.protocol.frames import Frame, Kind, encode
 from penstock_server.clock import Clock
+from penstock_server.db import Database, upgrade
 from penstock_server.run import make_server
 from penstock_server.runtime import Runtime, open_runtime
 from penstock_server.settings import Settings
@@ -250,6 +252,7 @@ class FakeBrowser:
 @asynccontextmanager
 async def running(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Server]:
     """Run a server on a free port of the loopback."""
+    await _lay_database(settings)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -271,7 +274,33 @@ async def running(settings: Settings, clock: Clock | None = None) -> AsyncIterat
                 await serving
 
 
+async def migrate(url: str) -> None:
+    """Bring a database to the newest schema."""
+    database = Database(url)
+    try:
+        await upgrade(database)
+    finally:
+        await database.close()
+
+
+_migrated: list[bytes] = []
+"""A file of SQLite with the newest schema, once it was made: the migrations of every test add up."""
+
+
+async def _lay_database(settings: Settings) -> None:
+    target = settings.state_dir / "penstock.db"
+    if settings.database_url is not None or target.exists():
+        return
+    if not _migrated:
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder) / target.name
+            await migrate(f"sqlite+aiosqlite:///{made}")
+            _migrated.append(made.read_bytes())
+    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target.write_bytes(_migrated[0])
+
+
 def settings_for(folder: Path, database_url: str | None = None, **changes: Any) -> Settings:
     """Return settings of a server that is quick to notice things."""
-    given: dict[str, Any] = {"state_dir": folder / "state", "database_url": database_url, "port": 0, "tick_s": 0.02}
+    given: dict[str, Any] = {"state_dir": folder / "state", "database_url": database_url, "port": 0, "tick_s": 0.1}
     return Settings(**{**given, "metrics_flush_s": 0.02, "pserver_grace_s": 0.2, **changes})
