@@ -75,7 +75,7 @@ def test_a_job_runs_anew_with_the_setting_of_a_rank(serving: Site, until: Until)
     assert serving.run("cancel", second, "--wait").returncode == 0
 
 
-def test_a_rank_that_is_not_there_and_a_job_without_steps_are_errors(serving: Site) -> None:
+def test_unknown_rank_and_job_without_steps_are_errors(serving: Site) -> None:
     job = serving.submit(serving.job("silent", "print('no steps')"))
     refused = serving.run("advise", job)
     assert refused.returncode == 5

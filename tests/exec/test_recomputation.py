@@ -97,7 +97,7 @@ def test_recomputed_activations_change_no_bit(network: str, replicas: int) -> No
         np.testing.assert_array_equal(mine, other)
 
 
-def test_the_backward_pass_reads_checkpoints_and_what_is_made_of_them() -> None:
+def test_backward_reads_checkpoints_and_recomputed_values() -> None:
     main, startup = Program(), Program()
     with fluid.program_guard(main, startup):
         out, kept = dense_layers(L.data("x", [WIDTH]))

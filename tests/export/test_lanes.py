@@ -49,7 +49,7 @@ def test_each_slice_is_found_with_its_own_duration(frames: list[Frame]) -> None:
     assert paired(turns) == sorted((start, duration) for frame in frames for _, start, duration in frame)
 
 
-def test_operators_one_after_another_and_nested_ones_share_a_lane() -> None:
+def test_successive_and_nested_operators_share_a_lane() -> None:
     lanes = Lanes()
     assert {lane for _, lane, *_ in turns_of(lanes, [(0, 0, 5), (0, 5, 0), (0, 5, 3), (1, 2, 9)])} == {0}
     assert {lane for _, lane, *_ in turns_of(lanes, [(0, 10, 9), (0, 11, 3), (0, 14, 5), (1, 11, 1)])} == {0}

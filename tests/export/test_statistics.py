@@ -34,7 +34,7 @@ def rows() -> list[Row]:
     return [row for table in statistics(job().recording()) for row in table]
 
 
-def test_sums_are_of_all_runs_and_percentiles_of_the_sampled_ones() -> None:
+def test_sums_are_of_all_runs_and_percentiles_of_sampled_ones() -> None:
     relu, exchange, test, other, _ = rows()
     assert (relu.process, relu.name, relu.replica, relu.bytes, relu.line) == ("trainer 0", "relu_0", 0, 0, "a.py:0")
     assert (relu.count, relu.total_ns, relu.mean_ns, relu.max_ns) == (10, 90_900, 9090.0, 90_000)

@@ -48,7 +48,7 @@ def test_every_slice_is_there_with_name_category_and_duration(tmp_path: Path) ->
     assert steps == [("step 1", 0, 70_500), ("step 2", 1_000_000, 70_500)]
 
 
-def test_a_step_in_two_frames_is_one_slice_and_an_unfinished_one_says_so(tmp_path: Path) -> None:
+def test_step_in_two_frames_is_one_slice_and_unfinished_says_so(tmp_path: Path) -> None:
     parts = [events(7, STEP), events(7, [(0, 5, 0, 0)], t0_ns=T0_NS + 90_000), events(8, STEP, t0_ns=2 * T0_NS)]
     unfinished = events(9, STEP[:1], t0_ns=3 * T0_NS, whole=False)
     trace, summary = written(RecordedJob(trainer_0=[used(MAIN), *parts, unfinished]).knows(MAIN), tmp_path)
@@ -73,7 +73,7 @@ def test_slices_whose_graph_is_unknown_are_there_without_a_name(tmp_path: Path) 
     }  # fmt: skip
 
 
-def test_the_only_graph_of_a_process_names_slices_whose_beginning_is_lost(tmp_path: Path) -> None:
+def test_only_graph_names_slices_whose_beginning_is_lost(tmp_path: Path) -> None:
     job = RecordedJob(trainer_0=[events(1, STEP)]).knows(MAIN)
     [known] = job.documents
     job.uses = [{"hash": known, "program": "main", "first_seen_at": CREATED, "replica_id": "replica-trainer_0"}]
@@ -119,7 +119,7 @@ def test_metrics_are_counters_and_changes_of_state_are_instants(tmp_path: Path) 
     assert (("trainer 0",), "dropped", T0_NS, {"OP_EVENTS": "40 rows"}) in trace.instants
 
 
-def test_a_gzipped_trace_is_the_same_and_a_failed_one_leaves_nothing(tmp_path: Path) -> None:
+def test_gzipped_trace_is_the_same_and_failed_leaves_nothing(tmp_path: Path) -> None:
     job = RecordedJob(trainer_0=[used(MAIN), events(1, STEP)]).knows(MAIN)
     assert written(job, tmp_path, "out.gz")[0].slices == written(job, tmp_path)[0].slices
     job.sent[11].append(b"PS\x01\x03 no frame")

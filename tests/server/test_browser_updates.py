@@ -55,7 +55,7 @@ async def test_a_loop_that_rests_ends_at_once() -> None:
     assert steps == 1
 
 
-async def test_what_a_running_job_reports_is_sent_without_the_rest_of_it(sqlite_server: Server) -> None:
+async def test_figures_of_a_running_job_are_sent_without_the_job(sqlite_server: Server) -> None:
     async with sqlite_server.attached() as trainer, sqlite_server.browser() as listing, sqlite_server.browser() as page:
         job_id = trainer.registered["job_id"]
         await listing.subscribe(1, topic="jobs")

@@ -44,7 +44,7 @@ async def exported(server: Server, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("sqlite_server", [{"pserver_grace_s": 60.0}], indirect=True)
-async def test_trace_of_two_trainers_and_two_servers_holds_what_was_recorded(
+async def test_trace_of_four_processes_holds_what_was_recorded(
     sqlite_server: Server, node: Path, tmp_path: Path
 ) -> None:
     two = {"count": 2, "memory": "1MiB"}

@@ -57,7 +57,7 @@ async def test_first_submission_after_the_line_is_gone_is_looked_at(sqlite_serve
     assert wakes[third["id"]]
 
 
-async def test_a_job_that_is_placed_changes_none_but_the_next_of_those_that_wait(server: Server) -> None:
+async def test_a_placed_job_changes_only_the_next_that_waits(server: Server) -> None:
     node = await server.join()
     async with server.agent(node) as agent:
         first = await server.submit(trainers={"count": 4})

@@ -130,7 +130,7 @@ def owners_of(gradients: tuple[Gradient, ...], replicas: int) -> dict[str, int]:
     """Return the owner of each parameter: the replica with the fewest bytes so far. As penstock.graph.build."""
     loads, owners = [0] * replicas, {}
     for gradient in gradients:
-        owner = loads.index(min(loads))
+        owner = min(range(len(loads)), key=loads.__getitem__)
         loads[owner] += gradient.num_bytes
         owners[gradient.parameter] = owner
     return owners

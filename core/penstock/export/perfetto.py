@@ -107,8 +107,8 @@ class TraceWriter:
             self._write(rows[placed.order].tobytes())
             return
         begins, ends = rows_of(begin, len(start)), rows_of(finish, len(start))
-        turns = (begins[turn] if turn >= 0 else ends[-1 - turn] for turn in placed.turns)
-        self._write(b"".join(turn.tobytes() for turn in turns))
+        rows_in_order = (begins[turn] if turn >= 0 else ends[-1 - turn] for turn in placed.turns)
+        self._write(b"".join(one.tobytes() for one in rows_in_order))
 
     def instant(self, track: int, at_ns: int, name: str, category: str, args: Mapping[str, str]) -> None:
         """Write one instant."""

@@ -1,8 +1,8 @@
 """The actors of a gang. They are sent to Ray by value, so Penstock need not be importable in Ray's own interpreter.
 
 `Pilot`: runs an agent as a child process, never within the actor, and ends it in order. `Gang`: makes placement group
-and pilots, learns how these end, and gives the place back when the last one has. Both outlive whoever launched them. If
-the actor of a gang is lost, Ray starts it again elsewhere, and it finds group and pilots by name.
+and pilots, learns how these end, and gives the place back when the last one has. Both outlive the process that launched
+them. If the actor of a gang is lost, Ray starts it again elsewhere, and it finds group and pilots by name.
 
 Standard library and Ray only.
 """
@@ -81,7 +81,7 @@ class Pilot:
         while True:
             try:
                 gang = ray.get_actor(self._plan["handle"])
-            except ValueError:  # somebody has killed it for good
+            except ValueError:  # it was killed for good
                 ray.kill(self._self)
                 return
             with contextlib.suppress(ray.exceptions.RayError):
@@ -198,7 +198,7 @@ class Gang:
                 os._exit(1)  # Ray starts this gang elsewhere: there must not be two that keep it
             try:
                 self._look()
-            except ray.exceptions.RayError as error:  # Ray's head is away
+            except ray.exceptions.RayError as error:  # Ray's head is unreachable
                 _log.warning("%s: %s", self._plan["handle"], error)
         self._give_back()
 

@@ -1,7 +1,7 @@
 """The provisioner of Ray: a gang's handle is the name of its actor, `GANG.ID`.
 
 Runs on a node of the cluster, with the cluster's versions of Ray and Python, as each of Ray's drivers has to. Actors
-are in a namespace of the cluster's name. What reaches the pilots, join token included, can be read by whoever can use
+are in a namespace of the cluster's name. What reaches the pilots, join token included, can be read by all who can use
 that Ray, which knows no users.
 """
 
@@ -94,7 +94,7 @@ class Ray:
         if found is None:
             return ()
         if handle not in self.names():
-            self._remove_group(handle)  # somebody has killed the actor that would have
+            self._remove_group(handle)  # another process killed the actor that would have
             return ()
         nodes = {one["NodeID"]: one["NodeManagerAddress"] for one in self._call(ray.nodes) if one["Alive"]}
         room = states.free(self._call(ray.available_resources), self._call(ray.cluster_resources))
