@@ -155,7 +155,7 @@ class StagedPushes:
         self._gradients.pop(block, None)
         try:
             value = self._storage.stage(block, gradient)
-        except PenstockError:
+        except (PenstockError, RuntimeError, MemoryError):  # the latter: no memory for a copy, in torch or here
             return None
         if value is not None:
             self._gradients[block] = gradient

@@ -235,6 +235,7 @@ class Updates:
 
     def _update_with_staged(self, gradients: dict[str, Gradient]) -> None:
         """Apply pushes: those whose updates are staged by taking these."""
+        use_cores_for(sum(gradient.values.nbytes for gradient in gradients.values()))
         try:
             rest = {b: g for b, g in gradients.items() if not self.state.staged_pushes.take(b, g)}
         except BaseException:
