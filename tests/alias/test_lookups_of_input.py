@@ -45,6 +45,20 @@ def test_the_sizes_of_the_ids_stay(declared: list[int], fed: tuple[int, ...], is
     np.testing.assert_array_equal(marked, np.eye(WORDS, dtype="float32")[given])
 
 
+def test_one_id_is_one_row() -> None:
+    ids = fluid.layers.fill_constant([1], "int64", 3)
+    (marked,) = run({}, [of_input.one_hot(ids, WORDS)])
+    assert marked.shape == (1, WORDS) and marked[0, 3] == 1.0
+
+
+def test_a_padded_length_of_one_is_as_good_as_others() -> None:
+    ids = fluid.data("ids", [-1, -1], "int64")
+    rows = of_input.embedding(ids, [WORDS, WIDTH], param_attr="table")
+    for length in (2, 1):
+        (found,) = run({"ids": np.ones((3, length), "int64")}, [rows])
+        assert found.shape == (3, length, WIDTH)
+
+
 def test_ragged_ids_of_a_number_of_fields_become_fields() -> None:
     """What click models of the time do with a slot that has one id a field, beside values of the batch."""
     ids = fluid.layers.data("ids", [1], dtype="int64", lod_level=1)

@@ -39,6 +39,18 @@ def test_gradients_of_intermediates_are_fetched_by_name(how: str) -> None:
     np.testing.assert_allclose(of_doubled, h / 8, rtol=1e-12)
 
 
+def test_of_two_losses_the_gradient_is_that_of_the_first() -> None:
+    with fluid.program_guard(main := fluid.Program(), startup := fluid.Program()):
+        hidden = L.fc(L.data("x", [3], dtype="float64"), 4, param_attr="w", bias_attr=False)
+        fluid.append_backward(L.mean(hidden))
+        fluid.append_backward(L.mean(hidden * hidden))
+    exe, scope = fluid.Executor(), Scope()
+    exe.run(startup, scope=scope)
+    of_h, of_w = exe.run(main, {"x": X}, [f"{hidden.name}@GRAD", "w@GRAD"], scope=scope)
+    np.testing.assert_allclose(of_h, np.full((2, 4), 1 / 8), rtol=1e-12)
+    np.testing.assert_allclose(of_w, X.T @ of_h, rtol=1e-12)
+
+
 def test_a_result_that_no_loss_depends_on_has_no_gradient() -> None:
     with fluid.program_guard(main := fluid.Program(), fluid.Program()):
         x = L.data("x", [3], dtype="float64")

@@ -12,6 +12,8 @@ from tests.property.oracle import value
 import penstock as fluid
 from penstock.errors import ProgramError
 from penstock.program.ir import Role
+from penstock.program.precision.decorator import decorate
+from penstock.program.precision.lists import AutoMixedPrecisionLists
 from penstock.program.program import Program
 from penstock.scope import Scope
 
@@ -46,10 +48,19 @@ def with_a_branch(x: Any) -> tuple[Any, list[Any]]:
     return L.tanh(kept) + first, [kept]  # which crosses its segment, so it is kept
 
 
+def statistics_that_others_read(x: Any) -> tuple[Any, list[Any]]:
+    h = L.reshape(x, [-1, 1, 1, WIDTH])
+    names = {"moving_mean_name": "m", "moving_variance_name": "v"}
+    before = L.tanh(L.batch_norm(h, use_global_stats=True, **names))
+    kept = L.fc(before * L.batch_norm(h, **names), WIDTH)
+    return L.tanh(kept), [kept]
+
+
 NETWORKS: dict[str, Callable[[Any], tuple[Any, list[Any]]]] = {
     "dense layers": dense_layers,
     "images": images,
     "a branch": with_a_branch,
+    "statistics that others read": statistics_that_others_read,
 }
 
 
@@ -111,6 +122,25 @@ def test_backward_reads_checkpoints_and_recomputed_values() -> None:
     assert read == {storage[v.name] for v in kept}
     assert {op.type.split(".")[1] for op in repeated} >= {"dropout", "tanh", "relu", "delayed"}
     assert all(op.role == Role.BACKWARD for op in repeated)
+
+
+def test_mixed_precision_is_that_of_the_forward_pass() -> None:
+    main, startup = Program(), Program()
+    with fluid.program_guard(main, startup):
+        h = L.fc(L.data("x", [WIDTH]), WIDTH, act="tanh")
+        kept = L.fc(L.fc(h, WIDTH, act="tanh") * 2.0, WIDTH)
+        lists = AutoMixedPrecisionLists(custom_white_list={"scale"}, custom_black_varnames=[h.name])
+        optimizer = decorate(recomputing(fluid.optimizer.SGD(0.1), [kept]), lists)
+        optimizer.minimize(L.mean(kept * kept))
+    makers = {name: op for op in main.operators for name in op.output_names()}
+    seconds = [name for name in makers if name.endswith("@AGAIN") and "delayed" not in makers[name].type]
+    for name in seconds:  # what computes in half precision is followed by a cast of its result
+        second, first = makers[name], makers[name.removesuffix("@AGAIN")]
+        assert second.type == first.type
+        assert [main.variables[n].dtype for n in second.input_names()] == [
+            main.variables[n].dtype for n in first.input_names()
+        ]
+    assert any(main.variables[n].dtype == "bfloat16" for name in seconds for n in makers[name].input_names())
 
 
 def test_statistics_of_batch_norm_are_written_once() -> None:

@@ -26,13 +26,10 @@ def embedding(
     The other arguments, and errors, are those of fluid.layers.embedding.
     """
     rows = layers.embedding(input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype)
-    return _with_last_size_of(input, rows)
+    return rows.unsqueeze(-2) if len(input.desc.shape) > 1 and input.desc.shape[-1] == 1 else rows
 
 
 def one_hot(input: Any, depth: int, allow_out_of_range: bool = False) -> Any:
     """Return float32 rows with a 1 at the id. Shapes: ids [..]; result [.., depth], for [n, 1], too."""
-    return _with_last_size_of(input, layers.one_hot(input, depth, allow_out_of_range))
-
-
-def _with_last_size_of(ids: Any, rows: Any) -> Any:
-    return rows.unsqueeze(-2) if len(ids.shape) > 1 and ids.shape[-1] == 1 else rows
+    rows = layers.one_hot(input, depth, allow_out_of_range)
+    return rows.unsqueeze(-2) if input.desc.shape[-1] == 1 else rows

@@ -19,6 +19,8 @@ from penstock.program.expr import Dim, Expr, evaluate
 
 LENGTHS, STEPS, ROWS = "@LENGTHS", "@STEPS", "@ROWS"
 """How the names end of inputs that are declared beside a ragged one (program/sequences.py)."""
+AGAIN = "@AGAIN"
+"""How the names end of what the backward pass computes again (program/training/recomputation.py)."""
 
 
 class Role(Flag):

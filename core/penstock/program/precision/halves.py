@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.log import warn_once
-from penstock.program.ir import Arg, Operator, Output, Ref, TorchConst
+from penstock.program.ir import AGAIN, Arg, Operator, Output, Ref, Role, TorchConst
 from penstock.program.operator_types import fluid_type, layer_of
 from penstock.program.precision.lists import AutoMixedPrecisionLists
 from penstock.program.program import Program
@@ -56,13 +56,15 @@ class _Rewriting:
             if not op.writes:
                 warn_once(_log, f"mixed precision: {op.type} stays in float32, the only precision that it has")
             return False
-        names = {*op.input_names(), *op.output_names()}
+        names = {name.partition(AGAIN)[0] for name in (*op.input_names(), *op.output_names())}
         floats = [name for name in op.output_names() if self._is_float32(name)]
         roots = all(self.program.variables[name].storage == name for name in floats)
         return bool(floats) and roots and not names & self.lists.black_varnames
 
     def _is_white(self, op: Operator) -> bool:
-        kind = fluid_type(op).removesuffix("_grad")
+        # A forward operator that is computed again is one still: both have to be of one precision.
+        is_again = any(AGAIN in name for name in op.output_names())
+        kind = fluid_type(replace(op, role=Role.FORWARD) if is_again else op).removesuffix("_grad")
         at = _TRANSPOSED.get(op.type)
         if at is not None and op.args[at] is True:
             kind = "conv2d_transpose"

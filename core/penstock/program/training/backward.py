@@ -172,9 +172,11 @@ def _clipped_on_the_way(recording: Recording) -> Iterator[None]:
 def _named_on_the_way(recording: Recording) -> Iterator[None]:
     """Note the gradients of intermediate results as soon as they are whole, for those who fetch them by name."""
 
+    noted: dict[str, torch.Tensor] = {}
+
     def note(name: str, gradient: torch.Tensor) -> None:
         if recording.is_named(gradient):
-            recording.gradients[grad_name(name)] = gradient
+            noted[grad_name(name)] = gradient
 
     found: list[tuple[str, Any]] = list(recording.differentiated())
     hooks = [tensor.register_hook(partial(note, name)) for name, tensor in found]
@@ -183,6 +185,8 @@ def _named_on_the_way(recording: Recording) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+    for name, gradient in noted.items():  # of several losses the first, as `w@GRAD` is its
+        recording.gradients.setdefault(name, gradient)
 
 
 def _opened(recording: Recording, loss: Variable, refused: Iterable[Any]) -> dict[str, torch.Tensor]:

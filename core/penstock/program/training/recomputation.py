@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import ProgramError
-from penstock.program.ir import Arg, Operator, Output, Ref, Role, VarDesc, sub_blocks, unknown_variable
+from penstock.program.ir import AGAIN, Arg, Operator, Output, Ref, Role, VarDesc, sub_blocks, unknown_variable
 from penstock.program.program import Program
 from penstock.program.record.source import user_line
 
@@ -94,7 +94,7 @@ def _segments(program: Program, checkpoints: set[str], start: int) -> _Segments:
     ends = {i for i, op in enumerate(forward) if checkpoints & set(op.output_names())}
     begun = itertools.accumulate((i in ends for i in range(len(forward))), initial=0)  # ends before each operator
     found = _Segments({}, [-1 if number == len(ends) else number for number, _ in zip(begun, forward, strict=False)])
-    written = {variables[n].storage for op in program.operators for n in op.writes if op.type not in _NORMS}
+    written = {variables[n].storage for op in program.operators for n in op.writes}
     memory = {variables[name].storage for name in checkpoints}
     for index, op in enumerate(forward):
         if found.numbers[index] >= 0 and _is_repeatable(program, op, written, memory):
@@ -196,7 +196,7 @@ def _described(program: Program, var: VarDesc, names: dict[str, str]) -> str:
 
 
 def _new_name(program: Program, name: str) -> str:
-    again = f"{name}@AGAIN"
+    again = f"{name}{AGAIN}"
     return again if again not in program.variables else program.unique(again)
 
 
