@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.advice.simulate import Task, simulate
+from penstock.advice.simulate import Task, _Run, simulate
 
 
 @st.composite
@@ -113,3 +113,17 @@ def test_two_replicas_of_a_chain_run_side_by_side() -> None:
     made = simulate(chain, workers=2, cores=2, handle_ns=0.0)
     assert made.span_ns == pytest.approx(5e6, rel=0.01)
     assert list(made.busy_ns) == pytest.approx([5e6, 5e6])
+
+
+def test_idle_workers_are_not_asked_when_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    take = _Run._take
+
+    def counted(self: _Run, me: int) -> int:
+        asked.append(me)
+        return take(self, me)
+
+    monkeypatch.setattr(_Run, "_take", counted)
+    chain = [Task(f"op_{i}", 1000.0, (i - 1,) if i else (), 0) for i in range(100)]
+    simulate(chain, workers=64, cores=64)
+    assert len(asked) <= len(chain) + 64

@@ -99,12 +99,12 @@ def template_of(graph: GraphDocument) -> Template:
 
 
 def _synced(graph: GraphDocument, before: dict[int, list[int]], after: dict[int, list[int]]) -> Iterator[Gradient]:
+    by_name = {op.name: op for op in graph.ops}
     for sync in graph.syncs:
         if sync.sparse:
             continue
         made = dict.fromkeys(graph.ops[one].name for index in sync.ops for one in before[index])
         read = dict.fromkeys(graph.ops[one].name for index in sync.ops for one in after[index])
-        by_name = {op.name: op for op in graph.ops}
         makers = [n for n in made if any(v.name == sync.gradient for v in by_name[n].outputs)] or list(made)
         readers = [n for n in read if any(v.name == sync.gradient for v in by_name[n].inputs)] or list(read)
         if makers:
@@ -149,6 +149,10 @@ class _Plan:
         self.is_reduce = setting.exchange == "reduce" or self.replicas == 1
         self.tables = {sync.parameter for sync in run.graph.syncs if sync.sparse}
         self.owners = owners_of(template.gradients, self.replicas)
+        self.owner_of_reader: dict[str, int] = {}
+        for gradient in template.gradients:
+            for reader in gradient.readers:
+                self.owner_of_reader.setdefault(reader, self.owners[gradient.parameter])
         self.tasks: list[Task] = []
         self.of: dict[tuple[str, int], int] = {}  # (part, replica) -> task
         self.sums: dict[str, list[int]] = defaultdict(list)  # part -> exchanges that it reads
@@ -167,26 +171,27 @@ class _Plan:
             elif part.where == "update":
                 self._update(name, part)
             elif self.replicas > 1 or part.op.kind == "rpc":
-                self._add(name, part, -1, 0, range(self.replicas))
+                self._add(name, part, -1, 0, range(self.replicas), self._cost(part))
             for gradient in completes.get(name, ()):
                 self._exchange(gradient)
             if index == last:
                 self._close()
 
     def _on_each(self, name: str, part: Part) -> None:
+        cost = self._cost(part)
         for replica in range(self.replicas):
-            self._add(name, part, replica, replica, (replica,))
+            self._add(name, part, replica, replica, (replica,), cost)
 
     def _update(self, name: str, part: Part) -> None:
-        every = range(self.replicas)
+        every, cost = range(self.replicas), self._cost(part)
         if not self.is_reduce:
             for replica in every:
-                self._add(name, part, replica, replica, every if part.reads_every_replica else (replica,))
+                self._add(name, part, replica, replica, every if part.reads_every_replica else (replica,), cost)
             return
         pieces = self._pieces(part)
-        owner = next((self.owners[g.parameter] for g in self.template.gradients if name in g.readers), 0)
+        owner = self.owner_of_reader.get(name, 0)
         for piece in range(pieces):
-            self._add(name, part, (owner + piece) % self.replicas, piece, every, pieces=pieces)
+            self._add(name, part, (owner + piece) % self.replicas, piece, every, cost / pieces)
 
     def _pieces(self, part: Part) -> int:
         """Return into how many a fused update of sparse tables falls: in Reduce mode each owner has one."""
@@ -196,9 +201,7 @@ class _Plan:
         tables = len({value.name for value in part.op.outputs} & self.tables)
         return max(1, min(tables, round(self.replicas / alike)))
 
-    def _add(
-        self, name: str, part: Part, home: int, key: int, reads: range | tuple[int, ...], *, pieces: int = 1
-    ) -> None:
+    def _add(self, name: str, part: Part, home: int, key: int, reads: range | tuple[int, ...], cost_ns: float) -> None:
         before = {
             self.of[one, replica]
             for one in self._found(part)
@@ -207,16 +210,24 @@ class _Plan:
         }
         before.update(self.sums.get(name, ()))
         self.of[name, key] = len(self.tasks)
-        cost = self.costs.of(part.op, part.handles, self.setting, has_rows=part.where == "replica")
-        self.tasks.append(Task(name, cost / pieces, tuple(sorted(before)), home))
+        self.tasks.append(Task(name, cost_ns, tuple(sorted(before)), home))
+
+    def _cost(self, part: Part) -> float:
+        return self.costs.of(part.op, part.handles, self.setting, has_rows=part.where == "replica")
 
     def _found(self, part: Part) -> Iterator[str]:
         """Names of the parts before, with those before a part that this setting does without in its place."""
-        for name in part.before:
+        seen: set[str] = set()
+        waiting = list(part.before)
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
             if (name, 0) in self.of:
                 yield name
             elif name in self.template.parts:
-                yield from self._found(self.template.parts[name])
+                waiting.extend(self.template.parts[name].before)
 
     # -- exchanges -------------------------------------------------------------------------------
 

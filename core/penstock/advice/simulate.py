@@ -47,6 +47,7 @@ class Simulated:
 
 @dataclass(slots=True)
 class _Worker:
+    number: int
     queue: deque[int] = field(default_factory=deque)
     task: int = -1
     left_ns: float = 0.0
@@ -74,7 +75,8 @@ class _Run:
         for index, task in enumerate(tasks):
             for one in set(task.before):
                 self.after[one].append(index)
-        self.workers = [_Worker() for _ in range(workers)]
+        self.workers = [_Worker(number) for number in range(workers)]
+        self.num_idle, self.num_queued = workers, 0
         self.now = 0.0
         self.left = len(tasks)
         self.start = [0.0] * len(tasks)
@@ -98,7 +100,11 @@ class _Run:
     def _scatter(self, roots: Sequence[int]) -> None:
         for position in reversed(range(len(roots))):
             home = self._home(roots[position], position * len(self.workers) // len(roots))
-            self.workers[home].queue.append(roots[position])
+            self._put(self.workers[home], roots[position])
+
+    def _put(self, worker: _Worker, index: int) -> None:
+        worker.queue.append(index)
+        self.num_queued += 1
 
     def _home(self, index: int, otherwise: int) -> int:
         home = self.tasks[index].home
@@ -107,18 +113,19 @@ class _Run:
     def _advance(self) -> None:
         """Let time pass until the next worker has done its task, and hand out what became ready."""
         running = [worker for worker in self.workers if worker.task >= 0]
-        computing = [worker for worker in running if worker.delay_ns <= 0.0]
-        share = min(1.0, self.cores / max(1, len(computing)))
-        stretched = len(computing) > 1
-        first = min(self._ends_in(worker, share, stretched) for worker in running)
+        computing = sum(worker.delay_ns <= 0.0 for worker in running)
+        share = min(1.0, self.cores / max(1, computing))
+        rates = [
+            0.0 if w.delay_ns > 0.0 else share / (self.tasks[w.task].stretch if computing > 1 else 1.0) for w in running
+        ]
+        first = min(w.left_ns / rate if rate else w.delay_ns for w, rate in zip(running, rates, strict=True))
         self.now += first
-        for worker in running:
-            worker.busy_ns += first
-            if worker.delay_ns > 0.0:
-                worker.delay_ns -= first
-                worker.busy_ns -= first
+        for worker, rate in zip(running, rates, strict=True):
+            if rate:
+                worker.busy_ns += first
+                worker.left_ns -= first * rate
             else:
-                worker.left_ns -= first * self._rate(worker, share, stretched)
+                worker.delay_ns -= first
         done = [w for w in running if w.delay_ns <= 1e-6 and w.left_ns <= 1e-6]
         for worker in running:
             if worker.delay_ns <= 1e-6:
@@ -126,15 +133,10 @@ class _Run:
         for worker in done:
             self._finish(worker)
 
-    def _rate(self, worker: _Worker, share: float, stretched: bool) -> float:
-        return share / (self.tasks[worker.task].stretch if stretched else 1.0)
-
-    def _ends_in(self, worker: _Worker, share: float, stretched: bool) -> float:
-        return worker.delay_ns if worker.delay_ns > 0.0 else worker.left_ns / self._rate(worker, share, stretched)
-
     def _finish(self, worker: _Worker) -> None:
-        index, me = worker.task, self.workers.index(worker)
+        index, me = worker.task, worker.number
         worker.task, worker.idle_since = -1, self.now
+        self.num_idle += 1
         self.left -= 1
         self.last = index
         following = -1
@@ -148,10 +150,10 @@ class _Run:
                 continue
             home = self._home(successor, me)
             if home != me:
-                self.workers[home].queue.append(successor)
+                self._put(self.workers[home], successor)
                 continue
             if following >= 0:
-                worker.queue.append(following)
+                self._put(worker, following)
             following = successor
         if following >= 0:
             self._begin(worker, following, index, 0.0)
@@ -159,24 +161,32 @@ class _Run:
 
     def _hand_out(self, finisher: int) -> None:
         """Give each idle worker its next task: `finisher` first, which needs no hand-over."""
-        order = sorted(range(len(self.workers)), key=lambda w: w != finisher)
-        for me in order:
-            worker = self.workers[me]
-            if worker.task >= 0:
-                continue
-            index = self._take(me)
-            if index >= 0:
-                self._begin(worker, index, self.last if me == finisher else -1, self._delay(worker, me == finisher))
+        if finisher >= 0:
+            self._hand_to(self.workers[finisher], is_finisher=True)
+        for worker in self.workers:
+            if not self.num_idle or not (self.num_queued or self.ready):
+                return
+            if worker.number != finisher:
+                self._hand_to(worker, is_finisher=False)
+
+    def _hand_to(self, worker: _Worker, *, is_finisher: bool) -> None:
+        index = self._take(worker.number) if worker.task < 0 else -1
+        if index >= 0:
+            self._begin(worker, index, self.last if is_finisher else -1, self._delay(worker, is_finisher))
 
     def _take(self, me: int) -> int:
         if len(self.workers) == 1:
             return heapq.heappop(self.ready) if self.ready else -1
+        if not self.num_queued:
+            return -1
         if self.workers[me].queue:
+            self.num_queued -= 1
             return self.workers[me].queue.pop()
         for step in range(1, len(self.workers)):
             other = self.workers[(me + step) % len(self.workers)]
             # Of an idle worker's queue nothing is taken: it is about to take it itself.
             if other.queue and other.task >= 0:
+                self.num_queued -= 1
                 return other.queue.popleft()
         return -1
 
@@ -188,6 +198,7 @@ class _Run:
     def _begin(self, worker: _Worker, index: int, before: int, delay_ns: float) -> None:
         task = self.tasks[index]
         worker.task, worker.delay_ns = index, delay_ns
+        self.num_idle -= 1
         worker.left_ns = max(task.cost_ns, 0.0) + self.handle_ns
         self.start[index] = self.now + delay_ns
         if before >= 0:
