@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.server.harness import Server
+from tests.server.harness import FakeAgent, Server
 from tests.support.waiting import until_answer
 
+from penstock.advice import budget
+from penstock.advice.ranked import Option, advise
+from penstock.advice.recorded import Recorded
+from penstock.advice.setting import Setting
 from penstock.protocol.frames import FLAG_WHOLE_STEP, Column, Kind
 from penstock.protocol.graphdoc import GraphDocument, Op, Sync, Value, graph_hash
+from penstock_server.services import advice as service
 
 pytestmark = pytest.mark.asyncio
 MS = 1_000_000
@@ -101,3 +110,111 @@ async def test_recorded_steps_become_ranked_settings(sqlite_server: Server) -> N
     assert whole["env"] == {"CPU_NUM": "1", "PENSTOCK_NUM_THREADS": "1"}
     assert whole["reason"] == "no part of the step changes by more than 2 %"
     assert options.index(current) < options.index(whole)  # so small a gain is no reason to change
+
+
+async def recorded_job(server: Server, trainer: Any, document: GraphDocument) -> str:
+    """Record steps of a job; return its id once all of that has arrived."""
+    job_id: str = trainer.registered["job_id"]
+    await record(trainer, document, step_ms=14.0)
+    await until_answer(lambda: server.job(job_id), lambda job: job["latest"].get("step_ms") == 14.0)
+    return job_id
+
+
+async def test_those_that_ask_meanwhile_share_one_answer(
+    sqlite_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go_on, threads = threading.Event(), threading.Event(), []
+
+    def slow(run: Recorded, settings: Sequence[Setting]) -> list[Option]:
+        threads.append(threading.get_ident())
+        entered.set()
+        assert go_on.wait(60)
+        return advise(run, settings)
+
+    monkeypatch.setattr(service, "advise", slow)
+    async with sqlite_server.attached() as trainer:
+        job_id = await recorded_job(sqlite_server, trainer, two_replicas())
+        asking = [asyncio.create_task(advice(sqlite_server, job_id)) for _ in range(6)]
+        assert await asyncio.to_thread(entered.wait, 60)
+        # the server answers meanwhile
+        assert (await sqlite_server.job(job_id))["state"] == "RUNNING"
+        asking.append(asyncio.create_task(advice(sqlite_server, job_id)))
+        go_on.set()
+        answers = await asyncio.gather(*asking)
+        answers.append(await advice(sqlite_server, job_id))  # nothing was recorded since
+    assert all(answer["options"] and answer == answers[0] for answer in answers)
+    assert len(threads) == 1 and threads[0] != threading.get_ident()
+
+
+async def test_jobs_are_simulated_one_at_a_time(sqlite_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn, overlap = threading.Lock(), threading.Event()
+
+    def alone(source: Any, document: str, steps: Any) -> Any:
+        if not turn.acquire(blocking=False):
+            overlap.set()
+            return compute(source, document, steps)
+        overlap.wait(0.5)  # for another that should not come
+        turn.release()
+        return compute(source, document, steps)
+
+    compute = service._computed
+    monkeypatch.setattr(service, "_computed", alone)
+    async with sqlite_server.attached("one") as one, sqlite_server.attached("two") as two:
+        jobs = [await recorded_job(sqlite_server, trainer, two_replicas()) for trainer in (one, two)]
+        answers = await asyncio.gather(*(advice(sqlite_server, job) for job in jobs))
+    assert [answer["job_id"] for answer in answers] == jobs
+    assert not overlap.is_set()
+
+
+async def test_a_new_step_is_a_new_answer(sqlite_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "REST", 0.0)
+    async with sqlite_server.attached() as trainer:
+        job_id = await recorded_job(sqlite_server, trainer, two_replicas())
+        assert (await advice(sqlite_server, job_id))["sampled_steps"] == 8
+        await record(trainer, two_replicas(), step_ms=14.0, count=4)
+        found = await until_answer(lambda: advice(sqlite_server, job_id), lambda one: one["sampled_steps"] == 12)
+    assert found["options"]
+
+
+async def test_settings_too_large_are_named(sqlite_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "REST", 0.0)
+    monkeypatch.setattr(budget, "MOST_WORK_OF_ALL", 1)
+    async with sqlite_server.attached() as trainer:
+        job_id = await recorded_job(sqlite_server, trainer, two_replicas())
+        found = await advice(sqlite_server, job_id)
+        assert [one["name"] for one in found["options"]] == ["default threads, 2 replicas, Reduce"]
+        assert len(found["left_out"]) == 3 and "1 thread, 1 replica" in found["left_out"]
+        monkeypatch.setattr(budget, "MOST_WORK", 1)
+        await record(trainer, two_replicas(), step_ms=14.0)
+        refused = await until_answer(lambda: advice(sqlite_server, job_id), lambda one: "code" in one)
+    assert refused["code"] == "too_large_to_simulate" and "6 operators on 2 replicas" in refused["detail"]
+
+
+@pytest.mark.parametrize(("beside", "cores"), [(1, 2), (0, 4)])
+async def test_a_trainer_beside_others_has_the_cores_that_it_reserves(
+    sqlite_server: Server, beside: int, cores: int
+) -> None:
+    node = await sqlite_server.join(cpus=4)
+    async with sqlite_server.agent(node) as agent:
+        spec = {"mode": "pserver", "pservers": {"count": 1, "cpus": 1}} if beside else {"mode": "local"}
+        job = await sqlite_server.submit(**spec, trainers={"count": 1, "cpus": 2})
+        replicas = await agent.desired(1 + beside)
+        for replica in replicas:
+            await agent.start(replica)
+        trainer = Replica(agent, next(one for one in replicas if one["role"] == "trainer"))
+        await record(trainer, two_replicas(), step_ms=14.0)
+        found = await until_answer(lambda: advice(sqlite_server, job["id"]), lambda one: one.get("step_ms") == 14)
+    assert found["cores"] == cores
+
+
+@dataclass
+class Replica:
+    """A replica that an agent runs, as `record` writes to it."""
+
+    agent: FakeAgent
+    replica: dict[str, Any]
+    seq: int = 0
+
+    async def frame(self, kind: Kind, **fields: Any) -> bytes:
+        self.seq += 1
+        return await self.agent.frame(self.replica, kind, seq=self.seq - 1, **fields)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from penstock.advice.budget import affordable
 from penstock.advice.costs import Costs
 from penstock.advice.plan import Template, tasks_of, template_of
 from penstock.advice.recorded import Recorded
-from penstock.advice.setting import Setting, candidates
+from penstock.advice.setting import Setting
 from penstock.advice.simulate import Simulated, Task, simulate
 
 LEAST_GAIN = 0.02
@@ -48,7 +49,7 @@ def advise(run: Recorded, settings: Sequence[Setting] | None = None) -> list[Opt
     The current one stands before those that promise less than `LEAST_GAIN`.
     """
     current = run.setting.canonical()
-    wanted = candidates(current, cores=run.cores, rows=run.rows) if settings is None else settings
+    wanted = affordable(run)[0] if settings is None else settings
     template, costs = template_of(run.graph), Costs(run)
     made = {setting: _option(run, template, costs, setting) for setting in dict.fromkeys([current, *wanted])}
     now = made[current]

@@ -72,17 +72,20 @@ class Setting:
         return found
 
 
-def candidates(current: Setting, *, cores: int, rows: int) -> list[Setting]:
+def candidates(current: Setting, *, cores: int, rows: int, reduce_only: bool = False) -> list[Setting]:
     """Return the settings worth a prediction, the current one first; of those that run alike one.
 
     Threads: 1, half and all of the cores; replicas: twice the cores as well, as Fluid's best practice is one of these.
-    More replicas than rows have nothing to do. `rows`: of the whole batch.
+    More replicas than rows have nothing to do. `rows`: of the whole batch. `reduce_only`: the program sends to
+    parameter servers, so the executor runs AllReduce of several replicas as Reduce.
     """
     threads = sorted({1, max(1, cores // 2), cores})
     replicas = [n for n in sorted({*threads, 2 * cores}) if n <= min(max(1, rows), MOST_REPLICAS)]
     exchanges: tuple[tuple[Exchange, int], ...] = (
         ("reduce", DEFAULT_BUCKET_BYTES), ("all_reduce", DEFAULT_BUCKET_BYTES), ("all_reduce", 0),
     )  # fmt: skip
+    if reduce_only:
+        exchanges = exchanges[:1]
     found = {current.runs_like(cores): current.canonical()}
     for count, cpu_num, (exchange, bucket) in itertools.product(threads, replicas, exchanges):
         made = Setting(count, cpu_num, exchange, bucket).canonical()

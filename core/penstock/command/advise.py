@@ -45,6 +45,8 @@ def advise(
         f"recorded steps: {answer['sampled_steps']}, cores: {answer['cores']}; a step takes "
         f"{answer['step_ms']:.2f} ms now. 'penstock advise {job} --run RANK' submits the job with a setting"
     )
+    if answer["left_out"]:
+        note(f"too large to be simulated: {'; '.join(answer['left_out'])}")
 
 
 def rows_of(options: list[AdvisedSetting]) -> list[list[str]]:

@@ -10,6 +10,7 @@ class Advice(TypedDict):
     cores: int
     graph: str
     job_id: str
+    left_out: list[str]
     options: list[AdvisedSetting]
     sampled_steps: int
     step_ms: float

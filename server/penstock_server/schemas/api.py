@@ -276,6 +276,7 @@ class Advice(Answer):
     cores: int
     step_ms: float = Field(description="measured, under the current setting")
     options: list[AdvisedSetting]
+    left_out: list[str] = Field(description="names of settings whose graph is too large for the server to simulate")
 
 
 class GraphUse(Answer):

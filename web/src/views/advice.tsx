@@ -39,6 +39,9 @@ export function AdviceView({ store }: { store: JobStore }) {
       {error !== null && <ErrorCard error={error} retry={() => void ask()} />}
       {answer === null && error === null && <Empty title="Simulating the recorded steps…" />}
       {answer !== null && job !== null && <Ranked answer={answer} job={job} />}
+      {answer !== null && answer.left_out.length > 0 && (
+        <p class="muted">Too large to be simulated: {answer.left_out.join("; ")}</p>
+      )}
     </section>
   );
 }
