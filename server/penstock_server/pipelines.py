@@ -8,6 +8,7 @@ their desired set, and browsers what has changed: newest state only.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,6 +19,8 @@ from sqlalchemy import select, update
 from penstock.protocol.states import NodeState
 from penstock_server.clock import Clock
 from penstock_server.db import Database, DatabaseAway, Effects, TakenOver
+from penstock_server.services.backoff import is_due
+from penstock_server.services.jobs import PIECE
 from penstock_server.services.leases import Leases, Standing
 from penstock_server.services.nodes import Nodes
 from penstock_server.services.orders import desired
@@ -198,24 +201,56 @@ class Publisher:
         self._hub.publish_figures({job_id: live.figures() for job_id, live in found.items()})
         changed, self._nodes_changed = self._nodes_changed, False
         if changed and self._hub.lists_followed:
-            await self._publish_nodes()
+            try:
+                await self._publish_nodes()
+            except BaseException:
+                self._nodes_changed = True
+                raise
 
     async def step(self) -> None:
-        """Send orders, events, and jobs whose state changed."""
+        """Send orders, events, and jobs whose state changed. What could not be sent is sent by the next step."""
         jobs, self._jobs = self._jobs, set()
         nodes, self._nodes = self._nodes, set()
         events, self._events = self._events, []
-        for node_id in nodes:
-            await self.push_desired(node_id)
-        for event in events:
-            self._hub.publish_event(event.job_id, event_view(event).model_dump(mode="json", by_alias=True))
-        await self._publish_jobs({job_id for job_id in jobs if self._hub.follows(job_id)}, self._hub.publish_job)
+        jobs = {job_id for job_id in jobs if self._hub.follows(job_id)}
+        try:
+            failure = await self._push_orders(nodes)
+            while events:
+                event = events.pop(0)
+                self._hub.publish_event(event.job_id, event_view(event).model_dump(mode="json", by_alias=True))
+            await self._publish_jobs(jobs, self._hub.publish_job)
+            if failure is not None:
+                raise failure
+        except BaseException:
+            self._nodes |= nodes
+            self._events[:0] = events
+            self._jobs |= jobs
+            raise
+
+    async def _push_orders(self, nodes: set[str]) -> Exception | None:
+        """Push to nodes, and take each out of `nodes` then. Return the first error that is of a node alone."""
+        failure: Exception | None = None
+        for node_id in sorted(nodes):
+            try:
+                await self.push_desired(node_id)
+            except DatabaseAway:
+                raise
+            except Exception as error:  # noqa: BLE001  # the others have their orders; the loop records it
+                failure = failure or error
+            else:
+                nodes.discard(node_id)
+        return failure
 
     async def step_list(self) -> None:
         """Send jobs whose state changed to those that follow the list of all."""
         jobs, self._listed = self._listed, set()
-        if self._hub.lists_followed:
+        if not self._hub.lists_followed:
+            return
+        try:
             await self._publish_jobs(jobs, self._hub.publish_listed)
+        except BaseException:
+            self._listed |= jobs
+            raise
 
     async def push_desired(self, node_id: str) -> None:
         """Send a node's whole wanted set to its agent, if it is connected."""
@@ -231,19 +266,20 @@ class Publisher:
     def look_at_clock(self) -> bool:
         """Note nodes of which something else is wanted now, though nothing happened; return whether there are any."""
         now = self._clock.now()
-        due = {node_id for node_id, at in self._again_at.items() if at <= now}
+        due = {node_id for node_id, at in self._again_at.items() if is_due(at, now)}
         self._nodes |= due
         for node_id in due:
             del self._again_at[node_id]
         return bool(due)
 
     async def _publish_jobs(self, job_ids: set[str], publish: Callable[[dict[str, Any]], None]) -> None:
-        if not job_ids:
-            return
-        async with self._showing, self._db.read() as session:
-            rows = (await session.execute(select(JobRow).where(JobRow.id.in_(job_ids)))).scalars().all()
-            for view in await job_views(session, rows, self._live):
-                publish(view.model_dump(mode="json"))
+        """Publish jobs, and take each out of `job_ids` then. The event loop turns between pieces."""
+        while piece := list(itertools.islice(job_ids, PIECE)):
+            async with self._showing, self._db.read() as session:
+                rows = (await session.execute(select(JobRow).where(JobRow.id.in_(piece)))).scalars().all()
+                for view in await job_views(session, rows, self._live):
+                    publish(view.model_dump(mode="json"))
+            job_ids.difference_update(piece)
 
     async def _publish_nodes(self) -> None:
         async with self._db.read() as session:

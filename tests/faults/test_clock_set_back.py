@@ -45,6 +45,17 @@ def test_placed_job_starts_after_clock_was_set_back(
     assert state() == ["RUNNING"]
 
 
+def test_running_job_survives_a_small_step_back(plane: ControlPlane, state: Callable[[], list[str]]) -> None:
+    """The second job has the node's orders sent again: what runs is in them, whatever the clock says."""
+    submit(plane, restarts=0)
+    plane.settle_down(4)
+    plane.wait(2.0)
+    plane.jump(-5.0)
+    submit(plane, restarts=0)
+    plane.settle_down(4)
+    assert state() == ["RUNNING", "RUNNING"]
+
+
 def test_paused_job_restarts_after_clock_was_set_back(plane: ControlPlane, state: Callable[[], list[str]]) -> None:
     submit(plane, restarts=20)
     for _ in range(4):  # soon after each other, so that a pause follows

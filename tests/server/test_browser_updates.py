@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 
 import pytest
@@ -95,18 +95,18 @@ async def test_browsers_that_open_the_list_at_once_share_it(
 ) -> None:
     job, begun, reads = await sqlite_server.submit(), asyncio.Event(), 0
     go_on = asyncio.Event()
-    newest = Jobs.newest
+    of = Jobs.of
 
-    async def slow(self: Jobs, limit: int) -> AsyncIterator[api.Job]:
+    async def slow(self: Jobs, ids: Sequence[str]) -> AsyncIterator[api.Job]:
         nonlocal reads
         reads += 1
-        found = [one async for one in newest(self, limit)]
+        found = [one async for one in of(self, ids)]
         begun.set()
         await go_on.wait()
         for one in found:
             yield one
 
-    monkeypatch.setattr(Jobs, "newest", slow)
+    monkeypatch.setattr(Jobs, "of", slow)
     async with AsyncExitStack() as stack:
         browsers = [await stack.enter_async_context(sqlite_server.browser()) for _ in range(10)]
         asking = [asyncio.create_task(browser.subscribe(1, topic="jobs")) for browser in browsers]

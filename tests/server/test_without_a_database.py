@@ -13,6 +13,8 @@ from tests.server.postgres_cluster import Cluster
 from tests.support.waiting import until_answer
 
 from penstock.protocol.frames import Kind
+from penstock_server.db import DatabaseAway
+from penstock_server.services import orders
 from penstock_server.services.leases import UNWATCHED_S, Leases, Standing
 
 pytestmark = pytest.mark.asyncio
@@ -136,3 +138,23 @@ async def test_a_process_by_hand_learns_that_nothing_is_stored(full_disk: None, 
             await trainer.frame(Kind.SCALARS, body=point(step))
         await trainer.ws.send(json.dumps({"type": "beat"}))
         assert json.loads(await trainer.ws.recv()) == {"type": "beat", "stored_seq": -1}
+
+
+async def test_orders_are_sent_once_the_database_is_back(
+    sqlite_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The publisher has taken note of a placement when the database is away for a moment."""
+    real, asked = orders.desired, []
+
+    async def away_at_first(*args: Any, **kwargs: Any) -> Any:
+        asked.append(args)
+        if len(asked) == 1:
+            raise DatabaseAway("the connection was lost")
+        return await real(*args, **kwargs)
+
+    node = await sqlite_server.join()
+    async with sqlite_server.agent(node) as agent:
+        monkeypatch.setattr("penstock_server.pipelines.desired", away_at_first)
+        await sqlite_server.submit()
+        assert len(await agent.desired(1)) == 1
+    assert len(asked) == 2

@@ -97,24 +97,27 @@ class Jobs:
             return (JobRow.name >= start) & (JobRow.name < start[:-1] + chr(ord(start[-1]) + 1))
         return JobRow.name.startswith(start, autoescape=True)
 
-    async def newest(self, limit: int) -> AsyncIterator[api.Job]:
-        """Give the newest jobs and every job that has not ended, newest first. The event loop turns in between."""
+    async def newest(self, limit: int) -> tuple[list[str], int]:
+        """Return the newest jobs' ids and those of jobs that have not ended, newest first, and how many jobs there are.
+
+        By one statement: what it lists is what it counts.
+        """
         newest = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit)
         active = JobRow.state.in_(ACTIVE_JOB)
-        statement = select(JobRow.id).where(active | JobRow.id.in_(newest)).order_by(JobRow.id.desc())
+        total = select(func.count()).select_from(JobRow).scalar_subquery()
+        statement = select(JobRow.id, total).where(active | JobRow.id.in_(newest)).order_by(JobRow.id.desc())
         async with self._db.glance() as session:
-            ids = (await session.execute(statement)).scalars().all()
+            rows = (await session.execute(statement)).all()
+        return [id for id, _ in rows], rows[0][1] if rows else 0
+
+    async def of(self, ids: Sequence[str]) -> AsyncIterator[api.Job]:
+        """Give jobs in the order of `ids`, newest first. The event loop turns in between."""
         for start in range(0, len(ids), PIECE):
             piece = select(JobRow).where(JobRow.id.in_(ids[start : start + PIECE])).order_by(JobRow.id.desc())
             async with self._db.read() as session:  # not held while the caller works
                 views = await job_views(session, (await session.execute(piece)).scalars().all(), self._live)
             for view in views:
                 yield view
-
-    async def total(self) -> int:
-        """Return how many jobs there are."""
-        async with self._db.glance() as session:
-            return (await session.execute(select(func.count()).select_from(JobRow))).scalar_one()
 
     async def changed(self, job_id: str, *, since: int | None, within_s: float) -> api.Job:
         """Return a job once its version is not `since`, or once it has ended, or when the time is up.

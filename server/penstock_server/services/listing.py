@@ -51,11 +51,11 @@ class Listing:
     async def _read(self) -> Listed:
         jobs: list[str] = []
         masked: list[str] = []
-        async for job in self._jobs.newest(LISTED_JOBS):
+        ids, total = await self._jobs.newest(LISTED_JOBS)
+        async for job in self._jobs.of(ids):
             view = job.model_dump(mode="json")
             jobs.append(encode(view))
             masked.append(encode(without_env(view)))
-        total = await self._jobs.total()
         nodes = [node.model_dump(mode="json") for node in await self._nodes.page()]
         more = "true" if total > len(jobs) else "false"
         return Listed(",".join(jobs), ",".join(masked), f'"nodes":{encode(nodes)},"total":{total},"more":{more}')

@@ -83,15 +83,12 @@ async def desired(
         groups = await _groups(session, [job.id for job in jobs.values() if job.spec.get("mode") in _GROUPED])
         keep = (await session.execute(kept)).scalars().all()
     specs = {job.id: JobSpec.model_validate(job.spec) for job in jobs.values()}
-    later = [at for r, job in wanted if not is_due(at := _starts_at(r, groups.get(job.id)), now)]
-    orders = [
-        _order(replica, specs[job.id], groups.get(job.id))
-        for replica, job in wanted
-        if is_due(_starts_at(replica, groups.get(job.id)), now)
-    ]
+    pauses = {r.id: _pause_end(r, groups.get(job.id)) for r, job in wanted}
+    later = {id: at for id, at in pauses.items() if at is not None and not is_due(at, now)}
+    orders = [_order(r, specs[job.id], groups.get(job.id)) for r, job in wanted if r.id not in later]
     # Each field is given: pydantic reads a default factory's signature from its source text, each time.
     message = DesiredSet.model_construct(replicas=orders, refused=[], keep_state=sorted(keep))
-    return Orders(message, min(later, default=None))
+    return Orders(message, min(later.values(), default=None))
 
 
 def _is_wanted(replica: ReplicaRow, job: JobRow, now: datetime, grace: timedelta) -> bool:
@@ -102,10 +99,12 @@ def _is_wanted(replica: ReplicaRow, job: JobRow, now: datetime, grace: timedelta
     return now - grace < job.state_at <= now + grace  # later than now: the clock was set back
 
 
-def _starts_at(replica: ReplicaRow, group: _Group | None) -> datetime:
+def _pause_end(replica: ReplicaRow, group: _Group | None) -> datetime | None:
+    """Return until when a replica that has not started waits, if it waits at all."""
     if group is None or replica.state != ReplicaState.ASSIGNED:
-        return replica.created_at
-    return group.starts_at.get(replica.id, replica.created_at)
+        return None
+    at = group.starts_at.get(replica.id, replica.created_at)
+    return at if at > replica.created_at else None
 
 
 async def _groups(session: AsyncSession, job_ids: Collection[str]) -> dict[str, _Group]:
