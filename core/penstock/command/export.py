@@ -51,6 +51,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Write what was recorded of a job for other tools; of a running job, what there is so far."""
+    from penstock.export.files import is_stdout
     from penstock.export.recording import Recording  # loads numpy and pydantic
 
     _check(to, output, tracking_uri)
@@ -66,7 +67,8 @@ def export(
     if json:
         emit_json({"job_id": found["id"], "format": to, "output": written, **said})
         return
-    print(printable(written))
+    if tracking_uri is not None or not is_stdout(Path(written)):
+        print(printable(written))
     note(sentence(said))
 
 
