@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gc
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +58,25 @@ def test_a_percentile_is_within_its_bin_of_the_true_one(durations: list[int], sh
     true = np.quantile(durations, share, method="inverted_cdf")
     assert np.isnan(costs.percentile(share)[0])
     assert costs.percentile(share)[1] == pytest.approx(true, rel=0.011)
+
+
+def test_operators_that_were_not_sampled_have_no_bins() -> None:
+    tracemalloc.start()
+    try:
+        costs = Costs(100_000)
+        for op in (7, 99_999, 7):
+            costs.add_events(events(1, [(0, 500 + op, op, 0)]))
+        assert costs.percentile(0.5)[[7, 99_999]] == pytest.approx([507, 100_499], rel=0.011)
+        assert costs.sampled()[[6, 7, 99_999]].tolist() == [0, 2, 1]
+        assert tracemalloc.get_traced_memory()[1] < 100_000 * 100
+    finally:
+        tracemalloc.stop()
+
+
+def test_costs_are_freed_once_their_rows_were_yielded() -> None:
+    tables = statistics(job().recording())
+    retained = [sum(type(one) is Costs for one in gc.get_objects()) for _ in tables]
+    assert retained == [1, 0, 0]
 
 
 def test_csv_and_parquet_hold_the_same_rows(tmp_path: Path) -> None:
