@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import struct
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,10 +18,20 @@ import pytest
 from tensorboardX.proto import event_pb2
 from tests.export.recorded import T0_NS, RecordedJob
 
-from penstock.errors import SpecError, Unavailable
+from penstock.errors import PeerError, PenstockError, SpecError, Unavailable
 from penstock.export.curves import write_tensorboard
-from penstock.export.mlflow import BATCH, params_of, write_mlflow
+from penstock.export.mlflow import BATCH, params_of, without_user, write_mlflow
 from penstock.export.recording import Recording
+
+
+class _Interrupted(dict[str, Any]):
+    """What is being written when the user presses Ctrl-C."""
+
+    def items(self) -> Any:
+        raise KeyboardInterrupt
+
+    def __getitem__(self, _: str) -> Any:
+        raise KeyboardInterrupt
 
 
 def recording(points: int = 3) -> Recording:
@@ -61,15 +74,54 @@ def test_tensorboard_has_a_run_for_each_process(tmp_path: Path) -> None:
         write_tensorboard(recording(), tmp_path / "runs")
 
 
+def test_an_empty_folder_is_filled_and_stays_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("runs")
+    (tmp_path / "runs").mkdir()
+    before = (tmp_path / "runs").stat()
+    write_tensorboard(recording(), tmp_path / "link")
+    assert os.path.samestat((tmp_path / "runs").stat(), before)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"trainer0", "trainer1"}
+    assert len(scalars(tmp_path / "link" / "trainer0")) == 4
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path, *, exists: bool) -> None:
+    folder = tmp_path / "runs"
+    if exists:
+        folder.mkdir()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))  # the kernel refuses more, as on a full disk
+    try:
+        with pytest.raises(SpecError, match="cannot write"):
+            write_tensorboard(recording(points=1000), folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.rglob("*")) == ([folder] if exists else [])
+    write_tensorboard(recording(points=1000), folder)
+    assert len(scalars(folder / "trainer0")) == 1001
+
+
+def test_an_interrupted_export_leaves_nothing(tmp_path: Path) -> None:
+    interrupted = recording()
+    interrupted.client.metrics("job-1", max_points=1)["loss.trainer1"] = _Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        write_tensorboard(interrupted, tmp_path / "runs")
+    assert list(tmp_path.iterdir()) == []
+
+
 class Tracking:
     """What an MLflow server has taken."""
 
     def __init__(self) -> None:
         self.experiments: dict[str, str] = {}
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.logins: set[str | None] = set()
+        self.refuses: str | None = None
 
     def answer(self, name: str, given: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         self.calls.append((name, given))
+        if name == self.refuses:
+            return 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": "a key is refused"}
         match name:
             case "experiments/get-by-name":
                 found = self.experiments.get(given["experiment_name"])
@@ -105,9 +157,10 @@ def tracking() -> Iterator[tuple[str, Tracking]]:
             self.send(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
         def send(self, given: dict[str, Any]) -> None:
+            taken.logins.add(self.headers["Authorization"])
             prefix, _, name = urlsplit(self.path).path.partition("/api/2.0/mlflow/")
             status, body = taken.answer(name, given) if prefix == "/base" else (404, {"error_code": "NOT_FOUND"})
-            content = json.dumps(body).encode()
+            content = b"<html>not here</html>" if prefix == "/pages" else json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
@@ -157,6 +210,45 @@ def test_a_tracking_server_that_is_none_is_reported(tracking: tuple[str, Trackin
         write_mlflow(recording(), uri + "/other", "ctr")
     with pytest.raises(Unavailable, match="--tracking-uri"):
         write_mlflow(recording(), "http://127.0.0.1:1", "ctr")
+
+
+@pytest.mark.parametrize("scheme", ["", "ftp://", "http://", "http://127.0.0.1:1/"])
+def test_no_message_has_the_password(tracking: tuple[str, Tracking], scheme: str) -> None:
+    uri, taken = tracking
+    for login in ("login:se/cret@", "login:secret@"):
+        for address in ("127.0.0.1:1", *(uri[len("http://") :].replace("/base", at) for at in ("/no", "/pages"))):
+            with pytest.raises(PenstockError) as raised:
+                write_mlflow(recording(), f"{scheme}{login}{address}", "ctr")
+            assert "cret" not in str(raised.value)
+            assert "login" not in str(raised.value)
+            assert "127.0.0.1" in str(raised.value)
+    assert taken.calls == []
+
+
+def test_the_user_and_password_are_sent(tracking: tuple[str, Tracking]) -> None:
+    uri, taken = tracking
+    write_mlflow(recording(), uri.replace("http://", "http://us%40r:p%2Fw@"), "ctr")
+    assert taken.logins == {"Basic " + b64encode(b"us@r:p/w").decode()}
+    assert without_user("https://host:5/a") == "https://host:5/a"
+
+
+def test_a_failed_export_leaves_no_running_run(tracking: tuple[str, Tracking]) -> None:
+    uri, taken = tracking
+    interrupted = recording()
+    interrupted.job["spec"] = _Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        write_mlflow(interrupted, uri, "ctr")
+    assert taken.of("runs/update") == [{"run_id": "run-7", "status": "FAILED"}]
+    taken.refuses = "runs/log-batch"
+    with pytest.raises(SpecError, match="refuses runs/log-batch with 400"):
+        write_mlflow(recording(), uri, "ctr")
+    assert taken.of("runs/update")[1:] == [{"run_id": "run-7", "status": "FAILED"}]
+
+
+def test_a_page_that_is_no_mlflow_server_is_reported(tracking: tuple[str, Tracking]) -> None:
+    uri, _ = tracking
+    with pytest.raises(PeerError, match=r"answers 404 without a JSON object.*--tracking-uri"):
+        write_mlflow(recording(), uri.replace("/base", "/pages"), "ctr")
 
 
 def test_parameters_are_bounded() -> None:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.errors import SpecError
+from penstock.export.files import part_of
 from penstock.export.recording import Recording
+
+if TYPE_CHECKING:
+    from penstock.protocol.rest import Series
 
 _OF_PROCESS = re.compile(r"(.+)\.((?:trainer|pserver)\d+)")
 FIRST = "trainer0"
+_FILE_VERSION = "brain.Event:2"
+"""What the first record of an event file says (TensorFlow's event.proto)."""
 
 
 def run_and_tag(series: str) -> tuple[str, str]:
@@ -19,27 +31,65 @@ def run_and_tag(series: str) -> tuple[str, str]:
 
 
 def write_tensorboard(recording: Recording, folder: Path) -> dict[str, int]:
-    """Write event files to `folder`/RUN. Returns how many runs, series and points.
+    """Write event files to `folder`/RUN, which is whole when it appears. Returns how many runs, series and points.
 
-    Raises SpecError if the folder is not empty, cannot be written, or tensorboardX is not installed.
+    Files are written as points come, without the thread of tensorboardX's SummaryWriter: once the disk is full it ends,
+    and its queue blocks. Raises SpecError if the folder is not empty, cannot be written, or tensorboardX is not
+    installed; nothing is left then.
     """
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError as error:
-        raise SpecError("--format tensorboard needs tensorboardX: pip install 'penstock[tensorboard]'") from error
+    _check_installed()
     series = recording.series()
     try:
-        if folder.exists() and any(folder.iterdir()):
-            raise SpecError(f"{folder} is not empty, and TensorBoard would mix the runs: give another --output")
-        writers: dict[str, SummaryWriter] = {}
-        for name, points in series.items():
-            run, tag = run_and_tag(name)
-            if run not in writers:
-                writers[run] = SummaryWriter(str(folder / run), write_to_disk=True)
-            for step, time_ns, value in zip(points["step"], points["time_ns"], points["value"], strict=True):
-                writers[run].add_scalar(tag, value, step, walltime=time_ns / 1e9)
-        for writer in writers.values():
-            writer.close()
+        with _whole_folder(Path(os.path.realpath(folder))) as part:
+            runs = _write_runs(series, part)
     except OSError as error:
         raise SpecError(f"cannot write {folder}: {error.strerror or error}; give another --output") from error
-    return {"runs": len(writers), "series": len(series), "points": sum(len(one["value"]) for one in series.values())}
+    return {"runs": runs, "series": len(series), "points": sum(len(one["value"]) for one in series.values())}
+
+
+def _check_installed() -> None:
+    try:
+        import tensorboardX  # noqa: F401
+    except ImportError as error:
+        raise SpecError("--format tensorboard needs tensorboardX: pip install 'penstock[tensorboard]'") from error
+
+
+@contextmanager
+def _whole_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder beside `folder`, which gets its name at the end, or in it, if it exists: it may be a mount."""
+    exists = folder.exists()
+    if exists and any(folder.iterdir()):
+        raise SpecError(f"{folder} is not empty, and TensorBoard would mix the runs: give another --output")
+    part = part_of(folder / folder.name if exists else folder)
+    try:
+        part.mkdir(parents=True)
+        yield part
+        if exists:
+            for run in part.iterdir():
+                run.rename(folder / run.name)
+        else:
+            part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _write_runs(series: Mapping[str, Series], folder: Path) -> int:
+    """Write a file of records for each run; return how many runs."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import RecordWriter
+    from tensorboardX.summary import scalar
+
+    records: dict[str, RecordWriter] = {}
+    with ExitStack() as opened:
+        for name, points in series.items():
+            run, tag = run_and_tag(name)
+            if run not in records:
+                (folder / run).mkdir()
+                now_s = time.time()
+                records[run] = RecordWriter(str(folder / run / f"events.out.tfevents.{now_s:.0f}.penstock"))
+                opened.callback(records[run].close)
+                records[run].write(Event(wall_time=now_s, file_version=_FILE_VERSION).SerializeToString())
+            for step, time_ns, value in zip(points["step"], points["time_ns"], points["value"], strict=True):
+                event = Event(wall_time=time_ns / 1e9, step=step, summary=scalar(tag, value))
+                records[run].write(event.SerializeToString())
+    return len(records)

@@ -1,7 +1,8 @@
 """A job as a run of an MLflow tracking server: parameters of its specification, metrics, how it ended.
 
 Spoken over MLflow's REST API 2.0, which every version of its server has; MLflow's own client would add twenty packages
-for five calls. Each export makes a new run, tagged with the job's id. The job's environment is not sent.
+for five calls. Each export makes a new run, tagged with the job's id, which ends as FAILED if the export does. The
+job's environment is not sent. No message has the user and password of the URI.
 Source: the REST API reference of MLflow.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -20,6 +22,8 @@ BATCH = 1000
 MAX_PARAMS = 100
 MAX_PARAM_CHARACTERS = 500
 TIMEOUT_S = 60.0
+FAIL_TIMEOUT_S = 5.0
+"""For the last call of a failed export, so that Ctrl-C does not wait for a server that hangs."""
 _STATUS = {"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "CANCELLED": "KILLED"}
 _MISSING = "RESOURCE_DOES_NOT_EXIST"
 Body = dict[str, Any]
@@ -29,25 +33,55 @@ def write_mlflow(recording: Recording, uri: str, experiment: str) -> dict[str, A
     """Log a job as a run of an experiment, which is made if need be. Returns the run's id and what it holds.
 
     `uri`: the tracking server, http or https; a user and password in it are sent. Raises SpecError if the server
-    refuses a call, Unavailable if it does not answer.
+    refuses a call, PeerError if it is no MLflow server, Unavailable if it does not answer; a run that was made is then
+    ended as FAILED, if the server takes that.
     """
+    with _connect(uri) as http:
+        api = _Api(http, without_user(uri))
+        tags = {"penstock.job_id": recording.job["id"]}
+        run_id = api.start(api.experiment(experiment), recording.job["name"], started_ms(recording), tags)
+        try:
+            counts = _fill(api, run_id, recording)
+        except BaseException:
+            api.fail(run_id)
+            raise
+    return {"run_id": run_id, "experiment": experiment, **counts}
+
+
+def _connect(uri: str) -> httpx.Client:
+    """Return a client whose URLs, which httpx logs, have no user and password."""
     if not uri.startswith(("http://", "https://")):
-        raise SpecError(f"the tracking URI is {uri!r}; expected http://… or https://…: start one with 'mlflow server'")
-    job, series = recording.job, recording.series()
-    with httpx.Client(base_url=uri.rstrip("/"), timeout=TIMEOUT_S) as http:
-        api = _Api(http, uri)
-        run_id = api.start(
-            api.experiment(experiment), job["name"], started_ms(recording), {"penstock.job_id": job["id"]}
+        raise SpecError(
+            f"the tracking URI is {without_user(uri)!r}; expected http://… or https://…: start one with 'mlflow server'"
         )
-        params = params_of(job["spec"])
-        api.call("POST", "runs/log-batch", {"run_id": run_id, "params": params})
-        points = 0
-        for batch in batches(series):
-            api.call("POST", "runs/log-batch", {"run_id": run_id, "metrics": batch})
-            points += len(batch)
-        ended = {} if job["finished_at"] is None else {"end_time": unix_ns(job["finished_at"]) // 1_000_000}
-        api.call("POST", "runs/update", {"run_id": run_id, "status": _STATUS.get(job["state"], "RUNNING"), **ended})
-    return {"run_id": run_id, "experiment": experiment, "params": len(params), "series": len(series), "points": points}
+    try:
+        url = httpx.URL(uri.rstrip("/"))
+    except httpx.InvalidURL:
+        raise SpecError(
+            f"the tracking URI {without_user(uri)!r} is no URL; expected http://USER:PASSWORD@HOST:PORT, where "
+            "characters such as '/', '#' and '?' of user and password are percent-encoded, '/' as %2F"
+        ) from None  # its text may hold a part of the password
+    auth = (url.username, url.password) if url.userinfo else None
+    return httpx.Client(base_url=url.copy_with(userinfo=b""), auth=auth, timeout=TIMEOUT_S)
+
+
+def without_user(uri: str) -> str:
+    """Return a URI without all that stands before its last '@', which a password that is not encoded may hold."""
+    return re.sub(r"^(\w+://)?.*@", r"\1", uri, flags=re.DOTALL)
+
+
+def _fill(api: _Api, run_id: str, recording: Recording) -> dict[str, int]:
+    """Log parameters, metrics and the end of a job to its run; return how many."""
+    job, series = recording.job, recording.series()
+    params = params_of(job["spec"])
+    api.call("POST", "runs/log-batch", {"run_id": run_id, "params": params})
+    points = 0
+    for batch in batches(series):
+        api.call("POST", "runs/log-batch", {"run_id": run_id, "metrics": batch})
+        points += len(batch)
+    ended = {} if job["finished_at"] is None else {"end_time": unix_ns(job["finished_at"]) // 1_000_000}
+    api.call("POST", "runs/update", {"run_id": run_id, "status": _STATUS.get(job["state"], "RUNNING"), **ended})
+    return {"params": len(params), "series": len(series), "points": points}
 
 
 def started_ms(recording: Recording) -> int:
@@ -89,15 +123,15 @@ def batches(series: Mapping[str, Any]) -> Iterator[list[Body]]:
 
 
 class _Api:
-    """The calls that are needed of a tracking server."""
+    """The calls that are needed of a tracking server. `shown_uri`: its URI in messages."""
 
-    def __init__(self, http: httpx.Client, uri: str) -> None:
-        self._http, self._uri = http, uri
+    def __init__(self, http: httpx.Client, shown_uri: str) -> None:
+        self._http, self._shown_uri = http, shown_uri
 
     def experiment(self, name: str) -> str:
         """Return the id of an experiment."""
         found = self._answer("GET", "experiments/get-by-name", params={"experiment_name": name})
-        if found.status_code == 404 and found.json().get("error_code") == _MISSING:
+        if found.status_code == 404 and self._object(found).get("error_code") == _MISSING:
             return str(self.call("POST", "experiments/create", {"name": name})["experiment_id"])
         return str(self._body(found, "experiments/get-by-name")["experiment"]["experiment_id"])
 
@@ -107,6 +141,11 @@ class _Api:
         body = {"experiment_id": experiment_id, "run_name": name, "start_time": start_ms, "tags": given}
         return str(self.call("POST", "runs/create", body)["run"]["info"]["run_id"])
 
+    def fail(self, run_id: str) -> None:
+        """End a run as FAILED, unless the server does not answer."""
+        with suppress(Unavailable):  # the error that made the export fail says more
+            self._answer("POST", "runs/update", json={"run_id": run_id, "status": "FAILED"}, timeout=FAIL_TIMEOUT_S)
+
     def call(self, method: str, name: str, body: Body) -> Body:
         """Make a call; return the answer's object."""
         return self._body(self._answer(method, name, json=body), name)
@@ -115,15 +154,29 @@ class _Api:
         try:
             return self._http.request(method, f"/api/2.0/mlflow/{name}", **options)
         except httpx.TransportError as error:
-            raise Unavailable(f"no MLflow server answers at {self._uri} ({error}); is --tracking-uri right?") from error
+            raise Unavailable(
+                f"no MLflow server answers at {self._shown_uri} ({error}); is --tracking-uri right?"
+            ) from error
 
     def _body(self, answer: httpx.Response, name: str) -> Body:
         if answer.status_code >= 500:
-            raise Unavailable(f"MLflow at {self._uri} answers {name} with {answer.status_code}: {answer.text[:200]}")
+            raise Unavailable(
+                f"MLflow at {self._shown_uri} answers {name} with {answer.status_code}: {answer.text[:200]}"
+            )
         if answer.is_error:
-            raise SpecError(f"MLflow at {self._uri} refuses {name} with {answer.status_code}: {answer.text[:300]}")
+            raise SpecError(
+                f"MLflow at {self._shown_uri} refuses {name} with {answer.status_code}: {answer.text[:300]}"
+            )
+        return self._object(answer)
+
+    def _object(self, answer: httpx.Response) -> Body:
         try:
             body = answer.json()
-        except ValueError as error:
-            raise PeerError(f"{answer.request.url} answers no JSON; is {self._uri} an MLflow server?") from error
-        return dict(body)
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            raise PeerError(
+                f"{answer.request.url} answers {answer.status_code} without a JSON object; is {self._shown_uri} "
+                "an MLflow server? Give --tracking-uri the address under which its /api/2.0/mlflow is"
+            )
+        return body
