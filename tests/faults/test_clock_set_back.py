@@ -12,7 +12,7 @@ from tests.faults.simulated_server import TTL_S
 
 from penstock_server.services.backoff import FIRST, LONGEST, is_due
 
-HOUR_S = 3600.0
+HOUR_S, STEP_BACK_S = 3600.0, 8.0
 
 
 @pytest.fixture
@@ -49,8 +49,9 @@ def test_running_job_survives_a_small_step_back(plane: ControlPlane, state: Call
     """The second job has the node's orders sent again: what runs is in them, whatever the clock says."""
     submit(plane, restarts=0)
     plane.settle_down(4)
-    plane.wait(2.0)
-    plane.jump(-5.0)
+    for one in plane.seen().replicas:
+        assert one.state == "RUNNING"
+    plane.jump(-STEP_BACK_S)
     submit(plane, restarts=0)
     plane.settle_down(4)
     assert state() == ["RUNNING", "RUNNING"]
