@@ -28,18 +28,21 @@ NOTICE = {"health_check_period_ms": 500}
 
 
 class RayCluster:
-    """`num_nodes` nodes of 2 CPUs and 2000 MiB each, at 127.0.7.2, 127.0.7.3, …"""
+    """`num_nodes` nodes of `cpus` CPUs and 2000 MiB each, at 127.0.7.2, 127.0.7.3, …"""
 
-    def __init__(self, num_nodes: int) -> None:
-        self.num_nodes = num_nodes
+    def __init__(self, num_nodes: int, cpus: int = CPUS) -> None:
+        self.num_nodes, self.cpus = num_nodes, cpus
         # Unix sockets are below it, whose paths have 107 characters at most
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
         self.address = ""
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        environ = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_OF_TEST": str(self.folder)}
-        argv = [sys.executable, "-m", "tests.engines.ray_nodes", str(self.folder), str(self.num_nodes)]
+        marks = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_OF_TEST": str(self.folder)}
+        # where Ray writes the address of the machine's head, in a folder that it expects to be there
+        environ = {**os.environ, **marks, "RAY_TMPDIR": str(self.folder)}
+        (self.folder / "ray").mkdir()
+        argv = [sys.executable, "-m", "tests.engines.ray_nodes", str(self.folder), str(self.num_nodes), str(self.cpus)]
         root = Path(__file__).resolve().parents[2]
         with (self.folder / "nodes.log").open("w") as log:
             self._process = subprocess.Popen(
@@ -107,12 +110,12 @@ def _command(pid: int) -> str:
         return ""
 
 
-def start(cluster: Any, index: int, folder: Path) -> None:
+def start(cluster: Any, index: int, folder: Path, cpus: int) -> None:
     """Start a node; index 0 is the head."""
     host = HEAD.rpartition(".")[0] + f".{index + 1}"
     marks = {"RAY_NODE_OF_TEST": f"{folder}/node{index}", "NODE_OF_TEST": f"{folder}/node{index}"}
     cluster.add_node(
-        num_cpus=CPUS if index else 0, memory=MEMORY, object_store_memory=80_000_000, node_ip_address=host,
+        num_cpus=cpus if index else 0, memory=MEMORY, object_store_memory=80_000_000, node_ip_address=host,
         temp_dir=str(folder / "t"), include_dashboard=False, include_log_monitor=False, env_vars=marks,
         **({} if index else {"_system_config": NOTICE}),
     )  # fmt: skip

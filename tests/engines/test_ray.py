@@ -1,10 +1,15 @@
-"""Pilots on a real Ray: a head and three raylets of the tests' own, on this machine."""
+"""Pilots on a real Ray of the tests' own, on this machine.
+
+`make test` runs a gang of two on a head and one raylet. `make soak` has the whole contract, agents that cannot be
+started, killed actors and raylets, lost nodes and a job, on a head and three raylets.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -100,6 +105,24 @@ def agents(cluster: RayCluster) -> Iterator[RayAgents]:
     cluster.num_nodes += made.lost
 
 
+class TestRayOfOneNode:
+    """A head and a raylet with room for two pilots."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def cluster(cls) -> Iterator[RayCluster]:
+        with RayCluster(1, cpus=4) as made:
+            yield made
+
+    def test_agents_of_a_gang_run_until_they_are_cancelled(self, engine: Ray, tmp_path: Path) -> None:
+        handle = engine.launch(request(tmp_path, "gang", 2))
+        until(lambda: sorted(agents_in(tmp_path).values()) == ["gang-0", "gang-1"], "both agents run", limit_s=180.0)
+        wait_for(engine, handle, Phase.RUNNING, Phase.RUNNING)
+        engine.cancel(handle)
+        wait_for(engine, handle, Phase.ENDED, Phase.ENDED)
+
+
+@pytest.mark.soak
 class TestRayKeepsTheContract(ProvisionerContract):
     """tests/engines/contract.py on Ray."""
 
@@ -114,6 +137,7 @@ def worker_of(agent: int) -> int:
     return above.parent
 
 
+@pytest.mark.soak
 def test_killed_actor_takes_its_agent_along_and_starts_again(engine: Ray, tmp_path: Path) -> None:
     handle = engine.launch(request(tmp_path, "gang", 2))
     until(lambda: len(agents_in(tmp_path)) == 2, "both agents run", limit_s=180.0)
@@ -127,6 +151,18 @@ def test_killed_actor_takes_its_agent_along_and_starts_again(engine: Ray, tmp_pa
     )
     wait_for(engine, handle, Phase.RUNNING, Phase.RUNNING)
     assert other in agents_in(tmp_path)
+
+
+@pytest.mark.soak
+def test_pilot_whose_agent_cannot_be_started_ends(engine: Ray, cluster: RayCluster, tmp_path: Path) -> None:
+    options = Options(cluster.address, python="/nowhere/python", pilot_dir=str(tmp_path))
+    engine.close()  # a process is connected once
+    with closing(Ray(options)) as nowhere:
+        handle = nowhere.launch(request(tmp_path, "gang", 1))
+        wait_for(nowhere, handle, Phase.ENDED)
+        (pilot,) = nowhere.poll(handle)
+    assert pilot.detail == "its agent cannot be started: [Errno 2] No such file or directory: '/nowhere/python'"
+    assert not list(tmp_path.glob("penstock-gang*"))
 
 
 @pytest.mark.soak

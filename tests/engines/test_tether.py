@@ -29,6 +29,13 @@ import os, subprocess, sys
 argv = [sys.executable, "-m", "penstock.process.tether", str(os.getpid()), *sys.argv[1:]]
 sys.exit(subprocess.Popen(argv, start_new_session=True).wait())
 """
+IMPATIENT = """
+import os, sys
+from penstock.process import tether
+UID, tether.WAIT_S = int(sys.argv[1]), 0.3
+os.getuid = lambda: UID
+sys.exit(tether.main([str(os.getppid()), *sys.argv[2:]]))
+"""
 
 
 class Tethers:
@@ -102,3 +109,25 @@ def test_tether_whose_parent_has_ended_starts_nothing(tethers: Tethers) -> None:
     tether = [sys.executable, "-m", "penstock.process.tether", "1", str(tethers.folder / "lock"), *command]
     assert subprocess.run(tether, timeout=60, check=False).returncode == 128 + signal.SIGTERM
     assert tethers.said() == []
+
+
+def refused(folder: Path, uid: int) -> str:
+    """Return what a tether of a user says, that waits 0.3 s and starts nothing."""
+    argv = [sys.executable, "-c", IMPATIENT, str(uid), str(folder / "lock"), "touch", str(folder / "started")]
+    ran = subprocess.run(argv, timeout=60, check=False, capture_output=True, text=True)
+    assert (ran.returncode, (folder / "started").exists()) == (os.EX_TEMPFAIL, False), ran
+    return ran.stderr
+
+
+def test_tether_gives_up_on_a_lock_that_is_not_released(tethers: Tethers) -> None:
+    tethers.start("a")
+    until(lambda: tethers.said() == ["start a"])
+    said = refused(tethers.folder, os.getuid())
+    assert said == f"{tethers.folder}/lock cannot be locked: another process has held it for 0.3 s\n"
+
+
+def test_tether_refuses_the_lock_of_another_user(tethers: Tethers) -> None:
+    (tethers.folder / "lock").touch()
+    said = refused(tethers.folder, os.getuid() + 1)
+    owner = f"it belongs to user {os.getuid()}; remove it, or choose another folder"
+    assert said == f"{tethers.folder}/lock cannot be locked: {owner}\n"

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -79,20 +80,26 @@ class Pilot:
     def _run(self) -> None:
         how = self._serve()
         while True:
-            try:
-                gang = ray.get_actor(self._plan["handle"])
-            except ValueError:  # it was killed for good
-                ray.kill(self._self)
-                return
-            with contextlib.suppress(ray.exceptions.RayError):
+            with contextlib.suppress(ray.exceptions.RayError):  # Ray's head is unreachable
+                try:
+                    gang = ray.get_actor(self._plan["handle"])
+                except ValueError:  # it was killed for good
+                    ray.kill(self._self)
+                    return
                 ray.get(gang.ended.remote(self._index, how), timeout=END_S)
             time.sleep(AGAIN_S)  # this actor is killed meanwhile
 
     def _serve(self) -> str:
         """Start the agent until it has ended in order, was asked to, or failed for good. Returns how it ended."""
         for start in range(1, STARTS + 1):
-            folder = Path(tempfile.mkdtemp(prefix=f"penstock-{self._plan['handle']}.{self._index}-", dir=self._dir()))
-            status = self._agent(folder)
+            try:
+                folder = self._folder()
+                status = self._agent(folder)
+            except OSError as error:  # no such interpreter, a full disk
+                how = f"its agent cannot be started: {error}"
+                _log.error("%s (start %d of %d)", how, start, STARTS)
+                time.sleep(AGAIN_S)
+                continue
             if status is None or status == 0 or self._is_ending:
                 shutil.rmtree(folder, ignore_errors=True)
                 return "was cancelled" if self._is_ending else "its agent has ended"
@@ -107,10 +114,14 @@ class Pilot:
         with self._lock:
             if self._is_ending:
                 return None
-            # a session of its own, since Ray may end the process group of a worker at once
-            self._tether = subprocess.Popen(
-                self._command(folder), env=self._environ(), stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            try:
+                # a session of its own, since Ray may end the process group of a worker at once
+                self._tether = subprocess.Popen(
+                    self._command(folder), env=self._environ(), stdin=subprocess.DEVNULL, start_new_session=True
+                )
+            except OSError:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return self._tether.wait(WATCH_S)
@@ -118,6 +129,9 @@ class Pilot:
                 self.end()
                 self._tether.wait()
                 os._exit(1)  # Ray starts this pilot elsewhere, and does not end workers that outlive their raylet
+
+    def _folder(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix=f"penstock-{self._plan['handle']}.{self._index}-", dir=self._dir()))
 
     def _command(self, folder: Path) -> list[str]:
         plan = self._plan
@@ -200,7 +214,9 @@ class Gang:
                 self._look()
             except ray.exceptions.RayError as error:  # Ray's head is unreachable
                 _log.warning("%s: %s", self._plan["handle"], error)
-        self._give_back()
+        _insist(self._give_back)
+        time.sleep(KEPT_S)
+        _insist(self._leave)
 
     def _look(self) -> None:
         """Find the pilots that have gone without a report, and kill those that take too long to end."""
@@ -216,8 +232,10 @@ class Gang:
     def _give_back(self) -> None:
         with contextlib.suppress(ValueError):
             ray.util.remove_placement_group(ray.util.get_placement_group(self._plan["handle"]))
-        time.sleep(KEPT_S)
-        ray.kill(ray.get_actor(self._plan["handle"]))
+
+    def _leave(self) -> None:
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(self._plan["handle"]))
 
     def _state(self) -> str:
         try:
@@ -230,3 +248,13 @@ class Gang:
     def _kill(self, index: int) -> None:
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(self._name(index)))
+
+
+def _insist(act: Callable[[], None]) -> None:
+    """Act until Ray has answered."""
+    while True:
+        try:
+            return act()
+        except ray.exceptions.RayError as error:
+            _log.warning("%s", error)
+        time.sleep(AGAIN_S)
