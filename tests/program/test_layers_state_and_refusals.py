@@ -131,7 +131,6 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "split": (lambda x: L.split(x, 3), "3 equal parts"),
     "split the batch": (lambda x: L.split(x, 3, 0), "another dimension"),
     "axis": (lambda x: L.elementwise_add(x, L.reduce_sum(x, 0), axis=3), "at axis 3"),
-    "auxiliary": (lambda x: L.create_global_var([1], 0.0, "float32"), "fill_constant"),
 }
 
 

@@ -230,6 +230,7 @@ _MAY_READ = {
     "core/penstock/__init__.py",  # before torch reads it
     # launchers: they build the environment of a process that they start, or submit
     "core/penstock/cluster/kubernetes/access.py",
+    "core/penstock/cluster/ray/actors.py",
     "core/penstock/command/cluster_kubernetes.py",
     "core/penstock/command/demo.py",
     "core/penstock/command/fluid.py",

@@ -128,7 +128,8 @@ class Recording:
 
     def differentiated(self) -> list[tuple[str, torch.Tensor]]:
         """Intermediate results that autograd knows, by name."""
-        return [(name, tensor) for tensor, name in self._names.values() if tensor.grad_fn is not None]
+        names = list(self._names.values())  # that of a view is made anew when it is asked for, which names tensors
+        return [(name, tensor) for tensor, name in names if tensor.grad_fn is not None]
 
     def versions(self) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
         """Return the fake tensors, and how often torch has seen each of them changed in place."""
