@@ -1,4 +1,4 @@
-"""Blocks in text, as operators of control flow get them, and what torch gives for them."""
+"""What orders operators: blocks in text, as those of control flow get them, and delays; and what torch gives."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from penstock.native import delays as _delays  # noqa: F401 - registers its operator
 
 OPS: Any = torch.ops.penstock
 
@@ -60,4 +62,9 @@ def control_backward() -> Sequence[tuple[Tensor, Tensor]]:
     return [(found, grad * rows.cos()), (through, grad / 8)]
 
 
-ORACLES = (control, control_backward)
+def delayed() -> Sequence[tuple[Tensor, Tensor]]:
+    x = torch.rand(3, 2)
+    return [(OPS.delayed(x, torch.zeros(5)), x)]
+
+
+ORACLES = (control, control_backward, delayed)

@@ -481,12 +481,6 @@ def sequence_rows() -> Pairs:
     return [(OPS.sequence_rows(RAGGED, 8, kind), torch.tensor(rows)) for kind, rows in wanted.items()]
 
 
-@oracle
-def delayed() -> Pairs:
-    x = torch.randn(3, 2)
-    return [(OPS.delayed(x, torch.zeros(5)), x)]
-
-
 # ---------------------------------------------------------------- the comparison
 
 
