@@ -51,8 +51,8 @@ def play(bed: Bed, phase: str, fault: Callable[[str], contextlib.AbstractContext
     job = bed.bring(phase)
     with fault(job):
         pass
-    bed.node_is_back()
     bed.release(phase)
+    bed.node_is_back()
     bed.ends_well(job, phase)
 
 
