@@ -58,7 +58,7 @@ def sending(made: Recorded) -> Recorded:
     return replace(made, graph=made.graph.model_copy(update={"ops": [*made.graph.ops, send]}), op_ns=(*made.op_ns, 1.0))
 
 
-def test_a_program_that_sends_to_servers_is_offered_no_all_reduce() -> None:
+def test_a_program_with_servers_is_offered_no_all_reduce() -> None:
     """The executor runs it as Reduce, and warns."""
     settings, left_out = affordable(sending(run()))
     assert left_out == [] and {one.exchange for one in settings} == {"reduce"}

@@ -52,8 +52,9 @@ OF_TORCH = {
     "torch._subclasses.meta_utils.DESCRIBER_NEXT_ID": "the number of the next fake tensor",
     "torch._subclasses.fake_tensor.FakeTensorMode.cache_hits": "shapes that a mode has found in its cache",
     "torch._subclasses.fake_tensor.FakeTensorMode.cache_misses": "shapes that it has not",
+    "torch.utils.hooks.RemovableHandle.next_id": "the number of the next hook",
 }
-"""What torch counts for itself, over all fake tensors of the process -> what."""
+"""What torch counts for itself, over the whole process -> what."""
 
 _OPERATORS = "Penstock's operators are registered when it is imported, and torch has no public way to take them back"
 _MEMO = "what torch has looked up for an operator, at its first call"
