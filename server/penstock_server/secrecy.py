@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-MASK = "***"
+from penstock.protocol.masking import MASK
+
 SEES_ENV = frozenset({"submit"})
 """Scopes whose holders see the values of a job's variables; what looks like a secret is never shown."""
 

@@ -33,7 +33,6 @@ MOST_FIXED = 0.9
 PARALLEL_FROM = 32_768
 """Elements from which torch splits an element-wise operator (at::internal::GRAIN_SIZE)."""
 
-_ITEM_BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int16": 2, "bool": 1, "uint8": 1, "int8": 1}
 _MATRIX = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "penstock.product.", "aten.convolution")
 _SPLIT_SHARE = {
     "penstock.product.": 0.88, "aten.mm.": 0.68, "aten.addmm.": 0.68, "aten.bmm.": 0.68, "aten.convolution": 0.76,
@@ -82,7 +81,7 @@ class Costs:
             return ns
         if not op.type.startswith(_MATRIX):
             return min(ns * MOST_FIXED, DISPATCH_NS + OPERAND_NS * len(op.inputs))
-        held = sum(_bytes(value) for value in values if not self._has_rows(value))
+        held = sum(value.num_bytes for value in values if not self._has_rows(value))
         own = CONVOLUTION_NS if op.type.startswith("aten.convolution") else DISPATCH_NS
         return min(ns * MOST_FIXED, own + held / MEMORY_BYTES_PER_NS)
 
@@ -129,7 +128,3 @@ def _held(run: Recorded) -> frozenset[str]:
     """Names that updates write: parameters, their state; and gradients, which have their shapes."""
     names = {v.name for op in run.graph.ops if op.role in ("optimize", "lr_sched") for v in op.outputs}
     return frozenset(names | {f"{name}@GRAD" for name in names})
-
-
-def _bytes(value: Value) -> int:
-    return math.prod(value.shape) * _ITEM_BYTES.get(value.dtype, 4)

@@ -8,7 +8,6 @@ exchange follows the last operator that makes a gradient, an update runs on ever
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,7 +23,6 @@ Where = Literal["replica", "update", "once", "exchange"]
 
 LARGE_BYTES, PART_BYTES = 1 << 20, 1 << 18
 """penstock.graph.passes.exchanges: a larger gradient is exchanged in parts, of so many bytes at least."""
-_ITEM_BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int16": 2, "bool": 1, "uint8": 1, "int8": 1}
 _IN_PROCESS = ("all_reduce", "reduce", "broadcast")
 _SPARSE = ("@GRAD@ROWS", "@GRAD@VALUES")
 
@@ -122,7 +120,7 @@ def _direct(parts: dict[str, Part]) -> Iterator[Gradient]:
                 if parts[one].where == "replica" and any(made.name == value.name for made in parts[one].op.outputs)
             )  # fmt: skip
             if makers and value.name.endswith("@GRAD"):
-                num_bytes = math.prod(value.shape) * _ITEM_BYTES.get(value.dtype, 4)
+                num_bytes = value.num_bytes
                 yield Gradient(value.name, value.name.removesuffix("@GRAD"), num_bytes, makers, (name,))
 
 

@@ -12,13 +12,13 @@ from penstock.command.options import JobName, Json, Token, Url
 from penstock.command.output import emit_json, emit_table, note
 from penstock.command.profile import connect
 from penstock.errors import SpecError
+from penstock.protocol.masking import MASK
 
 if TYPE_CHECKING:
     from penstock.client import Client
     from penstock.protocol.rest import AdvisedSetting, Job
 
 HEAD = ("rank", "setting", "step ms", "samples/s", "busy", "why")
-HIDDEN = "***"
 
 
 def advise(
@@ -71,7 +71,7 @@ def _run(client: Client, job: Job, option: AdvisedSetting, *, json: bool) -> Non
     if job["kind"] == "attached":
         values = " ".join(f"{name}={value}" for name, value in option["env"].items())
         raise SpecError(f"job {job['name']!r} was started by hand; start its script with {values}")
-    hidden = [name for name, value in (spec.get("env") or {}).items() if value == HIDDEN]
+    hidden = [name for name, value in (spec.get("env") or {}).items() if value == MASK]
     if hidden:
         raise SpecError(
             f"the value of {', '.join(hidden)} is not shown, so a copy of the job would lack it; submit its file with "

@@ -13,7 +13,6 @@ from penstock.program.program import Program
 from penstock.protocol.graphdoc import GraphDocument, Op, OpKind, RoleName, Sync, Value
 from penstock.ps.remote import GEO_STEP, RECV_STEP, REMOTE_TYPES, SEND_AHEAD, SEND_STEP
 
-_ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 _REMOTE = REMOTE_TYPES | {SEND_STEP, RECV_STEP, SEND_AHEAD, GEO_STEP}
 _ROLES: list[tuple[Role, RoleName]] = [
     (Role.OPTIMIZE, "optimize"),
@@ -60,7 +59,8 @@ class _Values:
             return Value(name=name, dtype="int64", shape=[3]), 24
         bindings = self.shares.bindings[min(max(replica, 0), len(self.shares.bindings) - 1)]
         shape = [evaluate(d, bindings) for d in var.shape]
-        return Value(name=name, dtype=var.dtype, shape=shape), math.prod(shape) * _ITEM_BYTES.get(var.dtype, 1)
+        value = Value(name=name, dtype=var.dtype, shape=shape)
+        return value, value.num_bytes
 
     def physical(self, key: str, rows_of: int) -> tuple[Value, int]:
         variable = self.graph.variables[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Literal, NewType
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,6 +14,10 @@ GraphHash = NewType("GraphHash", str)
 OpKind = Literal[
     "computation", "scale_loss_grad", "all_reduce", "reduce", "broadcast", "gather", "fetch", "feed", "rpc"
 ]
+_ITEM_BYTES = {
+    "complex128": 16, "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2,
+    "int16": 2,
+}  # fmt: skip
 RoleName = Literal["forward", "backward", "optimize", "lr_sched", "loss", "communication", "input"]
 
 
@@ -26,6 +31,11 @@ class Value(_Doc):
     name: str
     dtype: str
     shape: list[int]
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size; a dtype that is not known counts as one byte an element."""
+        return math.prod(self.shape) * _ITEM_BYTES.get(self.dtype, 1)
 
 
 class Op(_Doc):

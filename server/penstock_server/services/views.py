@@ -11,10 +11,11 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock.protocol.environment import is_secret
+from penstock.protocol.masking import MASK
 from penstock.protocol.states import LIVE_REPLICA, JobState
 from penstock_server.auth.principal import Principal
 from penstock_server.schemas import api
-from penstock_server.secrecy import MASK, SEES_ENV
+from penstock_server.secrecy import SEES_ENV
 from penstock_server.streams.live import Live, LiveJob
 from penstock_server.tables import EventRow, JobRow, NodeRow, ReplicaRow
 

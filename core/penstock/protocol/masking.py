@@ -1,0 +1,3 @@
+"""What stands in an answer in place of a value that its reader may not see."""
+
+MASK = "***"
