@@ -37,5 +37,5 @@ def test_a_file_is_named_after_its_job() -> None:
 def test_losses_are_said() -> None:
     said = {"slices": 12345, "dropped": {"OP_EVENTS": 7, "OP_SUMS": 1}, "thinned": ["loss"]}
     assert sentence(said) == (
-        "12,345 slices; 8 rows were dropped before they were recorded; thinned by the server: loss"
+        "slices: 12,345; 8 rows were dropped before they were recorded; thinned by the server: loss"
     )

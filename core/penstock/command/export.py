@@ -89,7 +89,7 @@ def file_name(job: Job, suffix: str) -> str:
 
 def sentence(said: dict[str, Any]) -> str:
     """Return what was written, in words."""
-    counts = [f"{value:,} {name}" for name, value in said.items() if isinstance(value, int)]
+    counts = [f"{name}: {value:,}" for name, value in said.items() if isinstance(value, int)]
     lost = sum(said.get("dropped", {}).values())
     rest = [f"{lost:,} rows were dropped before they were recorded"] if lost else []
     rest += [f"thinned by the server: {', '.join(said['thinned'])}"] if said.get("thinned") else []
