@@ -114,3 +114,16 @@ def test_branches_within_branches() -> None:
     for value, rows in ((-1.0, 2), (1.0, 4), (5.0, 1)):
         found, counted = exe.run(main, {"x": np.full((2, 2), value)}, [chosen, size])
         assert found.shape == (rows, 2) and (found == value).all() and counted == rows * 2
+
+
+def test_gradients_of_all_that_uses_a_value_of_unknown_sizes_add_up() -> None:
+    main = fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        x = L.data("x", [3], dtype="float64", stop_gradient=False)
+        is_small = L.less_than(L.reduce_sum(x).reshape([1]), L.fill_constant([1], "float64", 1e9))
+        chosen = L.cond(is_small, lambda: x * 2.0, lambda: L.concat([x, x], 0))
+        squared = chosen * chosen
+        loss = L.reduce_sum(squared * chosen) + L.reduce_sum(L.cond(is_small, lambda: chosen * 5.0, lambda: chosen))
+        fluid.append_backward(loss)
+    (gradient,) = fluid.Executor().run(main, {"x": ROWS}, ["x@GRAD"])
+    np.testing.assert_allclose(gradient, 24.0 * ROWS * ROWS + 10.0, rtol=1e-12)

@@ -95,8 +95,8 @@ class OpenBlock:
         outside = [n for op in operators for n in op.input_names()]
         reads = tuple(dict.fromkeys(n for n in (*outside, *results) if n not in set(names)))
         storages = {n: program.variables[n].storage for n in (*names, *reads)}
-        arrays = (n for n in reads if program.variables[n].kind == "array")  # each use makes its next version
-        writes = tuple(dict.fromkeys((*_written(operators, storages, reads, set(names)), *arrays)))
+        packed = (n for n in reads if program.variables[n].kind != "dense")  # each use makes its next version
+        writes = tuple(dict.fromkeys((*_written(operators, storages, reads, set(names)), *packed)))
         root = {storages[n]: n for n in reversed(reads)}
         made = {}
         for name in names:
