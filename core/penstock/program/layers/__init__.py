@@ -28,7 +28,7 @@ from penstock.program.layers.boxes import (
     yolo_box,
 )
 from penstock.program.layers.chunks import chunk_eval
-from penstock.program.layers.control_flow import Switch, While, case, cond, switch_case, while_loop
+from penstock.program.layers.control_flow import Switch, While, case, cond, switch_case
 from penstock.program.layers.convolution import (
     adaptive_pool2d,
     adaptive_pool3d,
@@ -311,6 +311,7 @@ from penstock.program.layers.tensor import (
     transpose,
     unsqueeze,
 )
+from penstock.program.layers.while_loops import while_loop
 from penstock.program.record.declared_sizes import takes_declared_sizes
 from penstock.program.training.schedules import (
     cosine_decay,

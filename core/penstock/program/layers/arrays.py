@@ -85,7 +85,7 @@ def _write(recording: Recording, array: TensorArray, i: Any, value: Variable) ->
     old = None if array.sizes is None else _dims(recording, array.sizes)
     new = _dims(recording, sizes)
     loop = _loop_around(recording, array)
-    other = old is not None and (len(old) != len(new) or (loop is not None and old[1:] != new[1:]))
+    other = old is not None and (len(old) != len(new) or (loop is not None and not _fits(old, new, array.varying)))
     if array.dtype != value.dtype or other:
         raise ProgramError(
             f"{user_line()}: array_write puts {value!r} into an array of {array.dtype} {old}; all elements of an "
@@ -100,6 +100,11 @@ def _write(recording: Recording, array: TensorArray, i: Any, value: Variable) ->
         array.varies = True
     array.sizes = sizes if array.sizes is None else array.sizes
     in_block(recording, lambda: append(recording, "array_write", (array, i, value), writes=True))
+
+
+def _fits(old: Sequence[Dim], new: Sequence[Dim], varying: frozenset[int]) -> bool:
+    """Whether elements have one shape, but for their rows and the `varying` sizes."""
+    return all(at == 0 or at in varying or old[at] == size for at, size in enumerate(new))
 
 
 def _dims(recording: Recording, sizes: Sequence[Any]) -> list[Dim]:

@@ -1,6 +1,7 @@
 """Control flow: branches and loops over variables, as operators that run blocks.
 
-`cond`, `case`, `switch_case` and `Switch` choose a block by a bool, `While` and `while_loop` repeat one. What a block
+`cond`, `case`, `switch_case` and `Switch` choose a block by a bool, `While` and `while_loop` (of while_loops.py) repeat
+one. What a block
 reads from outside it reads by name; what it writes there (`assign(x, output)`, `increment`, `less_than(cond=)`) is
 written after it, if the block was run. Each is one operator of the Program and one handle of its graph.
 Source: python/paddle/fluid/layers/control_flow.py (Fluid 1.8).
@@ -18,7 +19,6 @@ import torch
 from penstock.compat.torch import tree_flatten, tree_unflatten
 from penstock.errors import ArgumentError, ProgramError
 from penstock.program.layers.arrays import settle
-from penstock.program.layers.tensor import assign
 from penstock.program.record.blocks import Recorded, control, recorded_block, sub_block, symbols_of
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.opening import recording_of
@@ -133,7 +133,7 @@ def cond(pred: Any, true_fn: Branch | None = None, false_fn: Branch | None = Non
     where dtypes or numbers of dimensions do, it can only be fetched. Raises ProgramError for another nest.
     """
     expect_condition("cond", pred)
-    _expect_name("cond", name)
+    expect_name("cond", name)
     for fn in (true_fn, false_fn):
         if fn is not None and not callable(fn):
             raise ArgumentError(f"{user_line()}: a branch of cond is {fn!r}; expected a function without arguments")
@@ -313,79 +313,11 @@ def _repeat(recording: Recording, condition: str, recorded: Recorded) -> None:
         take_over(recording, name, tensor)
 
 
-def while_loop(
-    cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Sequence[Any], is_test: bool = False,
-    name: str | None = None,
-) -> list[Any]:  # fmt: skip
-    """Return `loop_vars` after `vars = body(*vars)` was run as long as `cond(*vars)` is true.
-
-    `loop_vars` themselves have the last values from then on, too; an input that gradients were asked for, a
-    parameter and a view keep their own.
-    Shapes and dtypes stay those of `loop_vars`. Raises ProgramError for others, and for another number of variables.
-    """
-    _expect_loop(cond, body, loop_vars)
-    _expect_name("while_loop", name)
-    if not loop_vars:
-        raise ProgramError(f"{user_line()}: while_loop needs variables to carry, got {loop_vars!r}")
-    leaves, nest = tree_flatten(list(loop_vars))
-    state = [leaf if _is_array(leaf) else assign(leaf) for leaf in leaves]
-    now = tree_unflatten(state, nest)
-    going = cond(*now)
-    expect_condition("while_loop", going)
-    going = assign(going)
-    with While(going, is_test, name or default_main_program().unique("while_loop")).block():
-        made = body(*now)
-        given, shape = tree_flatten(list(made) if isinstance(made, (list, tuple)) else [made])
-        if str(shape) != str(nest):
-            raise ProgramError(f"{user_line()}: the body of while_loop returns {shape}, its variables are {nest}")
-        _carry(state, given)
-        assign(cond(*now), going)
-    _write_back(leaves, state)
-    return list(now)
-
-
-def _write_back(leaves: Sequence[Any], state: Sequence[Any]) -> None:
-    """Give the variables that a loop began with the values that it ends with.
-
-    Not parameters, which no block may write, nor views, whose memory other variables have too. (In a block a variable
-    from outside is a view as well.)
-    """
-    in_block = bool(recording_of(default_main_program()).open_blocks)
-    for leaf, last in zip(leaves, state, strict=True):
-        if leaf is last or isinstance(leaf, Unsized) or (leaf.desc.storage != leaf.name and not in_block):
-            continue
-        fed = leaf.desc.feed and leaf.fake.requires_grad
-        if not fed and not (leaf.desc.parameter and leaf.desc.trainable):
-            assign(last, leaf)
-
-
-def _expect_name(what: str, name: object) -> None:
+def expect_name(what: str, name: object) -> None:
+    """Raise ArgumentError unless `name` is a text or None."""
     if name is not None and not isinstance(name, str):
         raise ArgumentError(f"{user_line()}: {what}: name is {name!r}; expected a text or None")
 
 
-def _expect_loop(cond: object, body: object, loop_vars: object) -> None:
-    if not callable(cond) or not callable(body) or not isinstance(loop_vars, (list, tuple)):
-        raise ArgumentError(
-            f"{user_line()}: while_loop needs two functions and a list of variables, got {cond!r}, {body!r} and "
-            f"{loop_vars!r}"
-        )
-
-
 def _is_array(value: Any) -> bool:
     return bool(value.desc.kind == "array")
-
-
-def _carry(state: Sequence[Any], given: Sequence[Any]) -> None:
-    """Write what the body returns into the variables of the loop."""
-    for old, new in zip(state, given, strict=True):
-        if not isinstance(new, Variable) or (_is_array(old) and new is not old):
-            raise ArgumentError(f"{user_line()}: the body of while_loop returns {new!r} for {old!r}")
-        if (old.desc.shape, old.desc.dtype) != (new.desc.shape, new.desc.dtype):
-            raise ProgramError(
-                f"{user_line()}: the body of while_loop returns {new!r} for {old!r}; expected its shape and dtype"
-            )
-    pairs = [(old, new) for old, new in zip(state, given, strict=True) if new is not old]
-    copies = [assign(new) if any(new is old for old in state) else new for _, new in pairs]  # two may change places
-    for (old, _), new in zip(pairs, copies, strict=True):
-        assign(new, old)
