@@ -133,3 +133,32 @@ def test_shuffled_rows_are_a_permutation_that_changes() -> None:
         np.testing.assert_allclose(slope, 3 * rows**2)
     assert [sorted(order) for order in orders] == [rows[:, 0].tolist()] * 2
     assert orders[0] != orders[1] and orders[0] != rows[:, 0].tolist()
+
+
+def test_the_batch_is_counted_beside_a_fixed_number_of_rows() -> None:
+    layers, main = fluid.layers, fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        x = layers.data("x", [3, 2, 4], dtype="float64", append_batch_size=False, stop_gradient=False)
+        first = layers.data("first", [4], dtype="float64", stop_gradient=False)
+        rnn = layers.StaticRNN()
+        with rnn.step():
+            before = rnn.memory(init=first)
+            now = layers.tanh(rnn.step_input(x) + before)
+            rnn.update_memory(before, now)
+            rnn.output(now)
+        states = rnn() * layers.relu(first)
+        fluid.append_backward(layers.reduce_sum(states * states))
+    values = [np.random.default_rng(5).normal(size=size) for size in ((3, 2, 4), (2, 4))]
+    found = run(main, dict(zip(("x", "first"), values, strict=True)), [states, "x@GRAD", "first@GRAD"])
+    steps, begin = (torch.tensor(value, requires_grad=True) for value in values)
+    state, rows = begin, []
+    for step in steps:
+        state = torch.tanh(step + state)
+        rows.append(state * torch.relu(begin))
+    wanted = torch.stack(rows)
+    (wanted * wanted).sum().backward()  # type: ignore[no-untyped-call]  # torch
+    for got, tensor in zip(found, (wanted, steps.grad, begin.grad), strict=True):
+        assert tensor is not None
+        np.testing.assert_allclose(got, tensor.detach().numpy(), rtol=1e-12, atol=1e-14)
+    with pytest.raises(OperatorError, match="expect_rows: x has 5 rows; expected 2"):
+        run(main, {"x": values[0], "first": np.ones((5, 4))}, [states])

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from penstock.errors import ProgramError
 from penstock.program.record.blocks import OpenBlock, Recorded, control, recorded_block, sub_block, symbols_of
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.opening import recording_of
 from penstock.program.record.recording import Recording
 from penstock.program.record.source import user_line
-from penstock.program.record.variable import Variable, dtype_named, wrap
+from penstock.program.record.variable import Variable, dtype_named, record_call, wrap
 from penstock.program.record.versions import take_over
 
 
@@ -99,11 +101,16 @@ class Recurrence:
         return inside
 
     def update_memory(self, mem: Any, var: Any) -> None:
-        """Set what the next step finds in a memory: a variable of its shape and dtype. Raises ProgramError."""
+        """Set what the next step finds in a memory: a variable of its shape and dtype. Raises ProgramError.
+
+        Where one has the batch as its rows and the other one a number of them, they are compared in each step.
+        """
         self._open("update_memory")
         memory = self._memories.get(getattr(mem, "name", ""))
         if memory is None:
             raise ProgramError(f"{user_line()}: {self.what}.update_memory: {mem!r} is no memory of it")
+        if _rows_differ(mem, var):
+            var = record_call(torch.ops.penstock.expect_rows, (var, mem.shape[0]), {})
         if (mem.desc.shape, mem.desc.dtype) != (var.desc.shape, var.desc.dtype):
             raise ProgramError(f"{user_line()}: {self.what}: memory {mem!r} is updated by {var!r}; expected its shape")
         memory.updated = var
@@ -118,6 +125,13 @@ class Recurrence:
         if self._results is None:
             raise ProgramError(f"{user_line()}: a {self.what} is called before its block was recorded")
         return self._results[0] if len(self._results) == 1 else self._results
+
+
+def _rows_differ(mem: Variable, var: Variable) -> bool:
+    """Whether the first size alone differs: a number at one, known when fed at the other."""
+    own, others = mem.desc.shape, var.desc.shape
+    fits = mem.dtype == var.dtype and len(own) == len(others) > 0 and own[1:] == others[1:]
+    return fits and own[0] != others[0] and sum(isinstance(size, int) for size in (own[0], others[0])) == 1
 
 
 class StaticRNN(Recurrence):

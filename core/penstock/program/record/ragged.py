@@ -5,8 +5,9 @@ a script may add the scores of one such input to the labels of another, or use i
 call fails on operands with different rows, it is made again with these taken for the same: two ragged inputs with one
 another, or one whose lengths no operator has read with the batch. So are other sizes that are known when fed, the steps
 of two padded inputs. Where rows are a share of a ragged input's, s1 // 3, and others the batch, the call is made with
-the former counted in the run (`penstock.expect_rows`). An input may turn out to have several rows a sample
-(multiples.py). If all fails, the first error is raised and nothing has changed.
+the former counted in the run (`penstock.expect_rows`); so is the batch where another operand has a fixed number of
+rows, which Fluid compares in the run, too. An input may turn out to have several rows a sample (multiples.py). If all
+fails, the first error is raised and nothing has changed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def with_equal_rows(
     for fixed in fixes:
         try:
             with substituted(recording, fixed):
-                return call(operands)
+                return _with_counted_batch(recording.program, operands, fixed, call, count)
         except Exception as error:  # noqa: BLE001 - as above; of the sizes that were declared
             first = error
     if names:
@@ -57,7 +58,30 @@ def with_equal_rows(
         batch = recording.symbols.size(sym(batch_symbol(recording.program)))
         with contextlib.suppress(Exception):
             return call(tree_map(lambda v: count(v, batch) if _name(v) in shares else v, operands))
+    batches, rows = _batches_of_fixed_rows(recording.program, operands, {})
+    if batches:
+        with contextlib.suppress(Exception):
+            return call(tree_map(lambda v: count(v, rows) if _name(v) in batches else v, operands))
     raise first
+
+
+def _with_counted_batch(
+    program: Program, operands: Any, fixed: Mapping[str, str | Dim], call: Callable[[Any], Result],
+    count: Callable[[Any, Any], Any],
+) -> Result:  # fmt: skip
+    """Return `call(operands)`; where it fails, with the batch counted as the fixed rows of another operand.
+
+    `fixed`: the declared sizes that are taken for others just now. Raises what `call` raises at first.
+    """
+    try:
+        return call(operands)
+    except Exception:
+        batches, rows = _batches_of_fixed_rows(program, operands, fixed)
+        if not batches:
+            raise
+        with contextlib.suppress(Exception):
+            return call(tree_map(lambda v: count(v, rows) if _name(v) in batches else v, operands))
+        raise
 
 
 def join_rows(recording: Recording, operands: Any) -> None:
@@ -148,6 +172,16 @@ def _shares_of_rows(recording: Recording, operands: Any) -> set[str]:
     rows = {_rows(v.shape) for v in ragged_feeds(program)}
     shares = {v.name for v in described if _is_share(v.shape[0], rows)}
     return shares if any(_rows(v.shape) == batch_symbol(program) != "" for v in described) else set()
+
+
+def _batches_of_fixed_rows(program: Program, operands: Any, fixed: Mapping[str, str | Dim]) -> tuple[set[str], int]:
+    """The operands whose rows are the batch, and the one number that others have there, counted from the last size."""
+    shapes = {v.name: v.shape for leaf in tree_leaves(operands) if (v := _described(program, leaf)) and v.shape}
+    batch = sym(batch_symbol(program))
+    batches = {name: len(shape) for name, shape in shapes.items() if shape[0] == batch}
+    at = [shape[-dims] for dims in batches.values() for shape in shapes.values() if len(shape) >= dims]
+    known = {size for own in at if isinstance(size := fixed.get(str(own), own), int) and size > 1}
+    return (set(batches), known.pop()) if len(known) == 1 else (set(), 0)
 
 
 def _is_share(size: Dim, rows: set[str]) -> bool:
