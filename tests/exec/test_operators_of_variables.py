@@ -1,4 +1,4 @@
-"""Operators of Variables with other numbers of dimensions: where a batch is first they begin together, as in Fluid."""
+"""Operators of Variables as in Fluid: where a batch is first they begin together, and `+=` makes another variable."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import penstock as fluid
 
@@ -53,3 +54,21 @@ def test_operands_of_unknown_sizes_begin_together(which: str) -> None:
         return left * right
 
     np.testing.assert_array_equal(run(build), X * MASK[:, :, None])
+
+
+@pytest.mark.parametrize("name", ["iadd", "isub", "imul", "itruediv"])
+def test_operators_with_assignment_leave_other_names_of_a_variable_alone(name: str) -> None:
+    call = getattr(operator, name)
+    found = run(lambda x, mask: [before := x * 1.0, call(before, 2.0)][0])
+    np.testing.assert_array_equal(found, X)
+    np.testing.assert_array_equal(run(lambda x, mask: call(x * 1.0, 2.0)), call(X.copy(), 2.0))
+
+
+def test_operators_with_assignment_of_a_module_write_as_in_torch() -> None:
+    class Writing(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            doubled = name = x * 1.0
+            name *= 2.0
+            return doubled
+
+    np.testing.assert_array_equal(run(lambda x, mask: Writing()(x)), X * 2.0)

@@ -1,4 +1,5 @@
-"""How the operands of an operator of Variables (`x * mask`) lie to one another: as in Fluid where a batch is first.
+"""What an operator of Variables (`x * mask`) means: in a module or a captured loss what it does in torch, else what it
+does in Fluid, where operands that have the batch begin together, and `x += y` makes another variable.
 
 Source: python/paddle/fluid/layers/math_op_patch.py (Fluid 1.8), which gives the operator axis=0 there.
 """
@@ -11,7 +12,18 @@ from penstock.program.expr import Dim, Expr
 from penstock.program.record.source import running_module
 
 _ALIGNED = frozenset(["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "iadd", "isub", "imul", "itruediv"])
+_WRITING = frozenset(["__iadd__", "__isub__", "__imul__", "__itruediv__"])
 _ALIGNED |= frozenset(["eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor"])
+
+
+def maker_of(name: str) -> str:
+    """Return the operator that makes what another one (`__iadd__`) writes; the same for one that makes something."""
+    return f"__{name.removeprefix('__i')}" if name in _WRITING else name
+
+
+def follows_fluid(recording: Any) -> bool:
+    """Whether operators that are recorded now have Fluid's meaning."""
+    return bool(recording.aligns) and running_module() is None
 
 
 def is_aligned(name: str) -> bool:
@@ -32,7 +44,7 @@ def aligned(left: Any, right: Any) -> tuple[Any, Any]:
     own, others = few.desc.shape, many.desc.shape
     if not _is_batch_of(many, own, others) or any(d not in (1, e) for d, e in zip(own[1:], others[1:], strict=False)):
         return left, right
-    if running_module() is not None or not many._recording.aligns:
+    if not follows_fluid(many._recording):
         return left, right
     wide: Any = few
     for _ in range(many.ndim - few.ndim):
