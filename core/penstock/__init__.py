@@ -21,7 +21,7 @@ _WHERE = {
     "default_main_program": "program.record.context",
     "default_startup_program": "program.record.context",
     "program_guard": "program.record.context",
-    "name_scope": "program.record.context",
+    "name_scope": "program.framework.name_scopes",
     "Variable": "program.record.variable",
     "LayerHelper": "program.framework",
     "ParamAttr": "program.training.parameters",

@@ -78,7 +78,7 @@ def test_operators_have_fluids_types_and_their_kernels() -> None:
     assert (mean.kernel, mean.output_arg_names) == ("aten.mean.default", [loss.name])
     update = ops[-1]
     assert update.attr("op_role_var") == ["fc_0.b_0", "fc_0.b_0@GRAD"]
-    assert (update.has_attr("op_namescope"), update.all_attrs()["op_namescope"]) == (True, "/adam_0")
+    assert (update.has_attr("op_namescope"), update.all_attrs()["op_namescope"]) == (True, "/adam_0/")
     startup = {op.type for op in fluid.default_startup_program().global_block().ops}
     assert startup == {"uniform_random", "gaussian_random", "fill_constant"}
 
@@ -145,3 +145,20 @@ def test_updates_are_returned_by_fluids_types() -> None:
     assert {op.attr("op_role") for op in updates} == {2}
     ops = fluid.default_main_program().global_block().ops
     assert [op.attr("op_role") for op in ops if op.type in ("mul", "mean", "mul_grad")] == [0, 256, 1]
+
+
+def test_name_scopes_of_one_name_are_numbered_in_their_program() -> None:
+    def paths() -> list[str]:
+        with fluid.name_scope("s1"):
+            x = fluid.layers.data("x", [1]) + 1
+            with fluid.name_scope("s2"):
+                x = x * 2
+            with fluid.name_scope("s2"):
+                x = x / 2
+        with fluid.name_scope("s1"):
+            fluid.layers.pow(x, 2.0)
+        return [op.attr("op_namescope") for op in fluid.default_main_program().global_block().ops]
+
+    assert paths() == ["/s1/", "/s1/s2/", "/s1/s2_1/", "/s1_1/"]
+    with fluid.program_guard(fluid.Program()):
+        assert paths() == ["/s1/", "/s1/s2/", "/s1/s2_1/", "/s1_1/"]

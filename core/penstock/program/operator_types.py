@@ -120,7 +120,7 @@ class BlockOperator:
             **dict(op.kwargs),
             "op_role": sum(number for role, number in _ROLES.items() if role in op.role),
             "op_role_var": [name for pair in op.role_vars for name in pair],
-            "op_namescope": "/" + op.module.replace(".", "/"),
+            "op_namescope": "/" + op.module.replace(".", "/") + "/" * bool(op.module),
             "op_callstack": [op.source],
         }
 

@@ -129,6 +129,7 @@ class Program(Structure):
     """A Program that is being recorded or run. Equality is that of its structure (captured values aside).
 
     `captured`: values of tensors that were taken from outside, by variable name.
+    `num_scopes`: how often a name scope was opened, by what is around it and its name.
     `memory_mark`: the arguments of `memory_optimize`, if it was called; no part of the text.
     `reader`: the DataLoader that runs take their batches from, if there is one; no part of the text.
     `after_steps_without_rows`: by owner, called after a step that this process takes part in without data of its own.
@@ -138,6 +139,7 @@ class Program(Structure):
     """
 
     captured: dict[str, Any] = field(default_factory=dict, repr=False)
+    num_scopes: dict[tuple[str, str], int] = field(default_factory=dict, repr=False)
     revision: int = 0
     fresh_seed: int = 0
     memory_mark: MemoryMark | None = field(default=None, repr=False)

@@ -3,12 +3,12 @@
 from penstock.program.eager import in_dygraph_mode
 from penstock.program.framework.appending import Writer
 from penstock.program.framework.layer_helper import LayerHelper
+from penstock.program.framework.name_scopes import name_scope
 from penstock.program.operator_types import BlockOperator
 from penstock.program.program import Block, Program
 from penstock.program.record.context import (
     default_main_program,
     default_startup_program,
-    name_scope,
     program_guard,
     switch_main_program,
     switch_startup_program,
