@@ -26,7 +26,7 @@ def metrics(steps: list[int], loss: list[float], samples: int = 1000, step_ns: i
     n = len(steps)
     columns = {
         Column.STEP: steps,
-        Column.TIME_NS: [1_700_000_000_000_000_000 + s for s in steps],
+        Column.TIME_NS: [1_700_000_000_000_000_000 + 800_000_000 * s for s in steps],
         Column.LOSS: loss,
         Column.SAMPLES: [samples] * n,
         Column.STEP_NS: [step_ns] * n,
@@ -107,8 +107,9 @@ async def test_figures_reach_database_job_and_browser_once(server: Server) -> No
             lambda: get(server, f"/jobs/{job_id}/metrics"),
             lambda m: len(m["series"].get("step_ms", {"step": []})["step"]) == 2,
         )
-        assert stored["series"]["loss"] == {"step": [1], "time_ns": [1_700_000_000_000_000_001], "value": [0.5]}
-        assert stored["series"]["samples_per_s"]["value"] == [2000.0, 2000.0]
+        assert stored["series"]["loss"] == {"step": [1], "time_ns": [1_700_000_000_800_000_000], "value": [0.5]}
+        # the second step ended 0.8 s after the first; it took 0.5 s, and 0.3 s lay between the two
+        assert stored["series"]["samples_per_s"]["value"] == [2000.0, 1250.0]
         assert stored["series"]["sync_ms"]["value"] == [2.0, 2.0]
         snapshot = await browser.subscribe(1, topic="job", job_id=job_id)
         assert snapshot["metrics"] == stored["series"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,8 @@ from penstock_server.tables import GraphRow, JobGraphRow, JobRow, ReplicaRow
 MAX_SERIES_NAME = 96
 MAX_INT = (1 << 63) - 1
 MAX_PID = (1 << 31) - 1
+MAX_STREAMS = 4096
+"""Streams of which the last reported step is retained."""
 
 
 class Telemetry:
@@ -39,6 +42,7 @@ class Telemetry:
     ) -> None:
         self._db, self._clock, self._live, self._metrics, self._hub = database, clock, live, metrics, hub
         self._hangs = hangs
+        self._reported: OrderedDict[int, tuple[int, int]] = OrderedDict()  # step and time_ns, by stream
 
     async def find(self, stream: int) -> StreamSource | None:
         """Return what a stream stands for."""
@@ -76,10 +80,20 @@ class Telemetry:
                 return
 
     def _on_metrics(self, source: StreamSource, frame: Frame) -> None:
-        for row in step_figures(frame):
+        for row in self._figures_of(source.stream, frame):
             for name, value in row.values.items():
                 self._put(source, name, row.step, row.time_ns, value)
             self._step(source, row.step, row.time_ns)
+
+    def _figures_of(self, stream: int, frame: Frame) -> list[StepFigures]:
+        """Return the rows of a frame of a stream, after what the stream reported before."""
+        rows = step_figures(frame, self._reported.get(stream))
+        if rows:
+            self._reported[stream] = (rows[-1].step, rows[-1].time_ns)
+            self._reported.move_to_end(stream)
+        while len(self._reported) > MAX_STREAMS:
+            self._reported.popitem(last=False)
+        return rows
 
     def _step(self, source: StreamSource, step: int, time_ns: int) -> None:
         if source.role == "trainer":
@@ -181,8 +195,12 @@ class StepFigures:
         self.step, self.time_ns, self.values = step, time_ns, values
 
 
-def step_figures(frame: Frame) -> list[StepFigures]:
-    """Turn the rows of a METRICS frame into series values. Raises PeerError if a column is missing."""
+def step_figures(frame: Frame, before: tuple[int, int] | None = None) -> list[StepFigures]:
+    """Turn the rows of a METRICS frame into series values. Raises PeerError if a column is missing.
+
+    `before`: step and time_ns of the row that the stream reported last. Samples/s is of the time since then, so that
+    what lies between steps counts; the first row, and one whose step or time goes back, has that within its steps.
+    """
     names = ("STEP", "TIME_NS", "LOSS", "SAMPLES", "STEP_NS", "SYNC_BYTES", "SYNC_NS")
     try:
         columns = [frame.columns[Column[name]].tolist() for name in names]
@@ -193,12 +211,21 @@ def step_figures(frame: Frame) -> list[StepFigures]:
         if step > MAX_INT:
             raise PeerError(f"a METRICS frame has a row of step {step}; the highest is {MAX_INT}")
         values = {"step_ms": step_ns / 1e6, "sync_bytes": float(sync_bytes), "sync_ms": sync_ns / 1e6}
-        if step_ns > 0:
-            values["samples_per_s"] = samples * 1e9 / step_ns
+        rate = samples_per_s(samples, step_ns, (step, time_ns), before)
+        if rate is not None:
+            values["samples_per_s"] = rate
+        before = (step, time_ns)
         if math.isfinite(loss):
             values["loss"] = loss
         rows.append(StepFigures(step, time_ns, values))
     return rows
+
+
+def samples_per_s(samples: int, step_ns: int, now: tuple[int, int], before: tuple[int, int] | None) -> float | None:
+    """Return samples a second since `before`; within the step without one. `samples`, `step_ns`: means of a step."""
+    if before is not None and now[0] > before[0] and now[1] > before[1]:
+        return samples * (now[0] - before[0]) * 1e9 / (now[1] - before[1])
+    return samples * 1e9 / step_ns if step_ns > 0 else None
 
 
 def fits(value: object, highest: int) -> bool:
