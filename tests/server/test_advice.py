@@ -218,3 +218,20 @@ class Replica:
     async def frame(self, kind: Kind, **fields: Any) -> bytes:
         self.seq += 1
         return await self.agent.frame(self.replica, kind, seq=self.seq - 1, **fields)
+
+
+async def test_frames_that_hold_no_step_are_left_out(sqlite_server: Server) -> None:
+    names = (Column.START_NS, Column.DURATION_NS, Column.OP, Column.THREAD)
+    nothing = {name: np.zeros(0) for name in names}
+    unknown = {name: np.arange(3) + 1000 * (name is Column.OP) for name in names}
+    async with sqlite_server.attached() as trainer:
+        job_id = await recorded_job(sqlite_server, trainer, two_replicas())
+        for columns in (nothing, unknown):
+            await trainer.frame(Kind.OP_EVENTS, columns=columns, step=9, flags=FLAG_WHOLE_STEP)
+        await trainer.frame(Kind.SCALARS, body={"step": 9, "time_ns": 5, "values": {"seen": 1.0}})
+        await until_answer(lambda: sqlite_server.job(job_id), lambda job: "seen" in job["latest"])
+        answer = await sqlite_server.http.get(f"/api/v1/jobs/{job_id}/advice")
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["sampled_steps"] == 9  # that of operators nobody knows among them
+        why = await sqlite_server.http.get(f"/api/v1/jobs/{job_id}/why")
+        assert why.status_code == 200, why.text

@@ -193,7 +193,7 @@ def _whole_steps(raw: Sequence[bytes], used: Mapping[int, str]) -> dict[int, lis
             continue
         if frame.kind is Kind.GRAPH_USED:
             current[frame.stream] = str(frame.body.get("hash"))
-        elif frame.flags & FLAG_WHOLE_STEP:
+        elif frame.flags & FLAG_WHOLE_STEP and len(frame.columns[Column.OP]):
             graph = current.get(frame.stream) or used.get(frame.stream)
             if graph is not None:
                 graphs = found.setdefault(frame.stream, {})
