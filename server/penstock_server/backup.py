@@ -125,6 +125,7 @@ def _files(state_dir: Path, *, with_telemetry: bool) -> Iterator[Path]:
     yield from (path for name in SECRETS if (path := state_dir / name).is_file())
     yield from sorted((state_dir / "snapshots").glob("*.tar.gz"))
     yield from sorted(state_dir.glob("jobs/*/logs/*.log"))
+    yield from sorted(state_dir.glob("jobs/*/logs/*.times"))
     if with_telemetry:
         yield from sorted(state_dir.glob("jobs/*/segments/*.seg"))
 

@@ -76,10 +76,12 @@ class RunningServer:
         return f"{self.url}/login#code={self.call('POST', '/login-codes')['code']}"
 
 
-def start_server(state_dir: Path, static_dir: Path) -> tuple[RunningServer, subprocess.Popen[bytes]]:
-    """Start a server on a free port and wait until it answers."""
-    state_dir.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "penstock_server", "--port", "0", "--state-dir", str(state_dir),
+def start_server(
+    state_dir: Path, static_dir: Path, port: int = 0
+) -> tuple[RunningServer, subprocess.Popen[bytes]]:  # fmt: skip
+    """Start a server, on a free port if none is given, and wait until it answers."""
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    command = [sys.executable, "-m", "penstock_server", "--port", str(port), "--state-dir", str(state_dir),
                "--static-dir", str(static_dir)]  # fmt: skip
     with (state_dir / "server.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)

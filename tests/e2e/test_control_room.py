@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -127,3 +128,43 @@ def test_tabs_obey_arrow_keys_and_the_table_keeps_the_keyboard(open_page: Open, 
     expect(page.get_by_test_id("operator-table")).to_be_focused()
     page.keyboard.press("v")
     expect(page.get_by_test_id("graph")).to_be_focused()
+
+
+def test_a_page_that_is_older_than_its_server_says_so(open_page: Open, tmp_path: Path, page_files: Path) -> None:
+    files = shutil.copytree(page_files, tmp_path / "page")
+    running, process = start_server(tmp_path / "state", files)
+    try:
+        watched = open_page("/", login=False)
+        watched.expected = ("WebSocket", "ERR_CONNECTION_REFUSED", "Failed to load")
+        page = watched.page
+        page.goto(running.login_url())
+        expect(page.get_by_text("No jobs yet")).to_be_visible()
+        url, answers = running.url, list[str]()
+        page.on("response", lambda answer: answers.append(answer.url))
+        for upgraded in (False, True):
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            expect(page.get_by_test_id("app")).to_have_class(re.compile("offline"))
+            if upgraded:
+                _upgrade(files)
+            running, process = start_server(tmp_path / "state", files, int(url.rsplit(":", 1)[1]))
+            expect(page.get_by_test_id("app")).not_to_have_class(re.compile("offline"), timeout=60_000)
+            while answers.count(f"{url}/") < 1 + upgraded:  # it asks once it is connected
+                page.wait_for_timeout(50)
+            expect(page.get_by_test_id("outdated")).to_have_count(int(upgraded))
+        page.get_by_role("button", name="Reload").click()
+        expect(page.get_by_text("No jobs yet")).to_be_visible()
+        expect(page.get_by_test_id("outdated")).to_have_count(0)
+    finally:
+        if process.poll() is None:
+            stop(process)
+
+
+def _upgrade(files: Path) -> None:
+    """Give the script of the page another name, as the build of another version does."""
+    index = files / "index.html"
+    name = re.findall(r'src="/assets/(index-[^"]+\.js)"', index.read_text())[0]
+    for ending in ("", ".gz"):
+        (files / "assets" / f"{name}{ending}").rename(files / "assets" / f"index-newer.js{ending}")
+    index.write_text(index.read_text().replace(name, "index-newer.js"))
+    index.with_name("index.html.gz").unlink()

@@ -1,5 +1,17 @@
 /** REST calls. Every failure becomes an `ApiError` that says what was asked, what came back and what to do. */
-import type { Advice, Diagnosis, EventRow, GraphUse, Job, Me, NodeRow, Page, PilotRow, Problem } from "./types";
+import type {
+  Advice,
+  Diagnosis,
+  EventRow,
+  GraphUse,
+  Job,
+  LogChunk,
+  Me,
+  NodeRow,
+  Page,
+  PilotRow,
+  Problem,
+} from "./types";
 
 const BASE = "/api/v1";
 
@@ -77,6 +89,9 @@ export const api = {
   events: (jobId: string) => get<Page<EventRow>>(`/jobs/${enc(jobId)}/events?page_size=200`),
   why: (jobId: string) => get<Diagnosis>(`/jobs/${enc(jobId)}/why`),
   advice: (jobId: string) => get<Advice>(`/jobs/${enc(jobId)}/advice`),
+  /** A piece of a log, whole megabytes at once. */
+  log: (jobId: string, replicaId: string, offset: number) =>
+    get<LogChunk>(`/jobs/${enc(jobId)}/logs?replica_id=${enc(replicaId)}&offset=${offset}&limit=${1 << 20}`),
   graphs: (jobId: string) => get<{ readonly items: readonly GraphUse[] }>(`/jobs/${enc(jobId)}/graphs`),
   /** Recorded OP_EVENTS (3) and GRAPH_USED (12) frames of a stream, each behind its length. */
   frames: (jobId: string, of: number, afterSeq: bigint | null, limitBytes: number) =>

@@ -79,6 +79,13 @@ export function clock(iso: string | null | undefined): string {
   });
 }
 
+/** The clock of a Unix time in milliseconds, with them. */
+export function clockMs(unixMs: number): string {
+  const at = new Date(unixMs);
+  const two = (value: number) => String(value).padStart(2, "0");
+  return `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}.${String(at.getMilliseconds()).padStart(3, "0")}`;
+}
+
 export function metric(value: number | undefined | null): string {
   if (value === undefined || value === null || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);

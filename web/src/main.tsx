@@ -7,6 +7,7 @@ import "./styles/strip.css";
 import "./styles/jobs.css";
 import "./styles/why.css";
 import "./styles/crash.css";
+import "./styles/logs.css";
 import { effect } from "@preact/signals";
 import { render } from "preact";
 import { listenToKeys } from "./keyboard";
@@ -17,6 +18,7 @@ import { navigate, route } from "./router";
 import { stream } from "./socket";
 import { currentJob, jobsStore } from "./store/current";
 import { JobsStore } from "./store/jobs";
+import { outdated } from "./store/release";
 import { askSession, session } from "./store/session";
 import { exposeForTests } from "./testhooks";
 import { JobPage } from "./views/job";
@@ -69,6 +71,14 @@ function App() {
         Skip to content
       </a>
       <Top />
+      {outdated.value && (
+        <div class="banner" role="status" data-testid="outdated">
+          The server was upgraded and has a newer dashboard: what this page shows may stand still.{" "}
+          <button type="button" class="btn small" onClick={() => location.reload()}>
+            Reload
+          </button>
+        </div>
+      )}
       <Page />
       <div class="sr" role="status" aria-live="polite" data-testid="announcer">
         {announcement()}

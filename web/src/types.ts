@@ -16,6 +16,7 @@ export type AdvisedSetting = Schemas["AdvisedSetting"];
 export type Diagnosis = Schemas["Diagnosis"];
 export type Finding = Schemas["Finding"];
 export type GraphUse = Schemas["GraphUse"];
+export type LogChunk = Schemas["LogChunk"];
 export type Me = Schemas["Me"];
 export type Problem = Schemas["ProblemBody"];
 

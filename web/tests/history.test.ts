@@ -139,4 +139,22 @@ describe("a replayed step", () => {
     expect(sums?.light(1e9)).toBe(false);
     expect(sums?.lit.some((one) => one === 1)).toBe(false);
   });
+
+  test("is fetched of all trainers alike, the one that is behind in time first", async () => {
+    const asked: (readonly [number, number])[] = [];
+    const history = new StepHistory((stream, after, limitBytes) => {
+      asked.push([stream, limitBytes]);
+      const raw = new Uint8Array(golden("op_events").slice(0));
+      const view = new DataView(raw.buffer);
+      const seq = (after ?? 0n) + 1n;
+      view.setUint32(8, stream, true);
+      view.setBigUint64(16, seq, true);
+      view.setBigInt64(24, events.t0Ns + seq * (stream === 1 ? 3000n : 1000n), true);
+      return Promise.resolve(page(golden("graph_used"), raw.buffer));
+    });
+    await history.load([1, 2, 3], 6, () => undefined);
+    expect(asked.map(([stream]) => stream)).toEqual([1, 2, 3, 2, 3, 2]);
+    expect(asked.reduce((sum, [, bytes]) => sum + bytes, 0)).toBe(6 * (4 << 20));
+    expect(history.more.value).toBe(true);
+  });
 });

@@ -146,13 +146,15 @@ class MetricsAdded(TypedDict):
 
 
 class LogAdded(TypedDict):
-    """A piece of a replica's log from a byte offset."""
+    """A piece of a replica's log from a byte offset. `times`: (byte offset, Unix ms), ascending: what begins there came
+    then, by the server's clock; the first may lie before the piece."""
 
     type: Literal["log"]
     id: int
     replica_id: str
     offset: int
     text: str
+    times: list[tuple[int, int]]
 
 
 class GraphUsed(StreamGraph):

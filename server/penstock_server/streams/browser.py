@@ -141,7 +141,10 @@ class Browser:
         if piece.next_offset == offset:
             return
         subscription.log_offsets[wish.replica_id] = piece.next_offset
-        added = LogAdded(type="log", id=wish.subscription, replica_id=wish.replica_id, offset=offset, text=piece.text)
+        times = self._logs.times(wish.job_id, wish.replica_id, offset, piece.next_offset)
+        added = LogAdded(
+            type="log", id=wish.subscription, replica_id=wish.replica_id, offset=offset, text=piece.text, times=times
+        )  # fmt: skip
         await self._send(added)
         more = LogWish(wish.subscription, wish.job_id, wish.replica_id, piece.next_offset)
         self.queue.put_log(more)  # read on until there is nothing, other messages in between

@@ -7,10 +7,13 @@ says so, and what follows is acknowledged and not kept. Calls are short appends 
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
+
+from penstock_server.streams.logtimes import LogTimes
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +43,7 @@ class LogStore:
     """The logs of every job, under `root/<job id>/logs/<replica id>.log`."""
 
     def __init__(self, root: Path, *, quota_bytes: int) -> None:
-        self._root, self._quota = root, quota_bytes
+        self._root, self._quota, self._times = root, quota_bytes, LogTimes()
 
     def append(self, job_id: str, replica_id: str, offset: int, content: bytes) -> Appended:
         """Append what is new of `content`, which stands at `offset` of the replica's log."""
@@ -62,6 +65,7 @@ class LogStore:
             written = self.size(job_id, replica_id)
             log.warning("log not stored yet", job=job_id, replica=replica_id, offset=written, error=str(error))
             return Appended(written, grew=written > size)
+        self._times.note(self._times_path(job_id, replica_id), size, time.time_ns() // 1_000_000)
         return Appended(offset + len(content), grew=True, full=size + len(kept) >= self._quota)
 
     def size(self, job_id: str, replica_id: str) -> int:
@@ -87,6 +91,10 @@ class LogStore:
         whole = content if final and len(content) < limit else content[: whole_characters(content)]
         return Piece(offset, offset + len(whole), whole.decode(errors="replace"))
 
+    def times(self, job_id: str, replica_id: str, offset: int, end: int) -> list[tuple[int, int]]:
+        """Return (offset, Unix ms): from which byte on a log came when, of the bytes from `offset` to before `end`."""
+        return self._times.between(self._times_path(job_id, replica_id), offset, end)
+
     def tail(self, job_id: str, replica_id: str) -> str:
         """Return the last lines of a replica's log."""
         size = self.size(job_id, replica_id)
@@ -98,6 +106,9 @@ class LogStore:
 
     def _path(self, job_id: str, replica_id: str) -> Path:
         return self._root / job_id / "logs" / f"{replica_id}.log"
+
+    def _times_path(self, job_id: str, replica_id: str) -> Path:
+        return self._path(job_id, replica_id).with_suffix(".times")
 
 
 def whole_characters(content: bytes) -> int:

@@ -16,6 +16,15 @@ const MAX_SLICES = 3_000_000;
 /** Of a small graph every step may be sampled. */
 const MAX_STEPS = 4000;
 const PAGE_BYTES = 4 << 20;
+const LEAST_PAGE_BYTES = 256 << 10;
+
+/** How far the recording of one stream was fetched. `t0Ns`: of the newest frame, -1 before any. */
+interface Cursor {
+  afterSeq: bigint | null;
+  t0Ns: bigint;
+  hash: string;
+  done: boolean;
+}
 
 export interface Sampled {
   readonly key: string;
@@ -54,7 +63,7 @@ export class StepHistory {
   /** Answers that were fetched. */
   loads = 0;
   #slices = 0;
-  #cursors = new Map<number, { afterSeq: bigint | null; hash: string; done: boolean }>();
+  #cursors = new Map<number, Cursor>();
 
   constructor(private readonly fetchFrames: FetchFrames) {}
 
@@ -98,31 +107,44 @@ export class StepHistory {
     });
   }
 
-  /** Fetch more of the recording of these streams, the oldest first: at most `pages` answers. Raises ApiError. */
+  /**
+   * Fetch more of the recording of these streams, the oldest first, about `pages` pages of bytes. The stream that is
+   * behind the others in time goes first, so that a step comes with all of its trainers. Raises ApiError.
+   */
   async load(streams: readonly number[], pages: number, onGraph: (hash: string) => void): Promise<void> {
     if (this.busy.value) return;
     this.busy.value = true;
     this.loads += 1;
+    const answers = Math.max(pages, streams.length);
+    const limitBytes = Math.max(LEAST_PAGE_BYTES, Math.floor((pages * PAGE_BYTES) / answers));
     try {
-      for (let page = 0; page < pages; page++) {
-        const stream = streams.find((one) => this.#cursors.get(one)?.done !== true);
+      for (let page = 0; page < answers; page++) {
+        const stream = this.#behind(streams);
         if (stream === undefined) break;
-        await this.#page(stream, onGraph);
+        await this.#page(stream, limitBytes, onGraph);
         this.version.value += 1;
       }
-      this.more.value = streams.some((one) => this.#cursors.get(one)?.done !== true);
+      this.more.value = this.#behind(streams) !== undefined;
     } finally {
       this.busy.value = false;
     }
   }
 
-  async #page(stream: number, onGraph: (hash: string) => void): Promise<void> {
-    const cursor = this.#cursors.get(stream) ?? { afterSeq: null, hash: "", done: false };
+  /** Of the streams of which there is more, the one that was fetched least far. */
+  #behind(streams: readonly number[]): number | undefined {
+    const at = (stream: number) => this.#cursors.get(stream)?.t0Ns ?? -1n;
+    const open = streams.filter((one) => this.#cursors.get(one)?.done !== true);
+    return open.reduce<number | undefined>((a, b) => (a === undefined || at(b) < at(a) ? b : a), undefined);
+  }
+
+  async #page(stream: number, limitBytes: number, onGraph: (hash: string) => void): Promise<void> {
+    const cursor = this.#cursors.get(stream) ?? { afterSeq: null, t0Ns: -1n, hash: "", done: false };
     this.#cursors.set(stream, cursor);
-    const content = await this.fetchFrames(stream, cursor.afterSeq, PAGE_BYTES);
+    const content = await this.fetchFrames(stream, cursor.afterSeq, limitBytes);
     cursor.done = content.byteLength === 0;
     for (const frame of framesIn(content)) {
       cursor.afterSeq = frame.seq;
+      if (frame.t0Ns > cursor.t0Ns) cursor.t0Ns = frame.t0Ns;
       if (frame.kind === Kind.GRAPH_USED) {
         cursor.hash = String((frame.body as { readonly hash?: unknown }).hash ?? "");
         onGraph(cursor.hash);

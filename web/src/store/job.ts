@@ -166,7 +166,7 @@ export class JobStore {
         this.#note("metrics");
         return;
       case "log":
-        this.logs.of(message.replica_id).append(message.offset, message.text);
+        this.logs.of(message.replica_id).append(message.offset, message.text, message.times);
         this.#note("logs");
         return;
       case "graph":

@@ -78,15 +78,18 @@ function HeaderProgress({ job }: { job: Job }) {
   );
 }
 
-/** Share of the last steps that went into gradient exchange; NaN before anything was reported. */
-function syncShare(store: JobStore): number {
-  const sync = store.series.byName.get("sync_ms")?.value.slice(-100) ?? [];
-  const step = store.series.byName.get("step_ms")?.value.slice(-100) ?? [];
-  const sum = (list: readonly number[]) => list.reduce((total, one) => total + one, 0);
-  return step.length === 0 ? Number.NaN : sum(sync) / Math.max(1, sync.length) / (sum(step) / step.length);
+/**
+ * Time of a step in operators that exchange gradients, added up over threads, in the mean over the last reports; NaN
+ * before any. A time, since a share of the step's time would stand beside the timeline's share of its threads' time.
+ */
+function SyncTime({ store }: { store: JobStore }) {
+  const newest = store.series.byName.get("sync_ms")?.value.slice(-100) ?? [];
+  const meanMs = newest.reduce((total, one) => total + one, 0) / newest.length;
+  const [value, unit] = newest.length === 0 ? [] : millis(meanMs * 1e6).split(" ");
+  return <Kpi name="sync time" value={value ?? "–"} unit={unit === undefined ? "" : `${unit} / step`} />;
 }
 
-/** In place of the sync share: what trainers exchange with servers is no exchange between replicas of one process. */
+/** In place of the sync time: what trainers exchange with servers is no exchange between replicas of one process. */
 function ServerWait({ store }: { store: JobStore }) {
   const waitNs = longestWaitNs(exchangeOf(store));
   if (waitNs === null) return null;
@@ -104,7 +107,6 @@ function Kpis({ job, store }: { job: Job; store: JobStore }) {
   const rate = store.series.latest("samples_per_s") ?? job.latest.samples_per_s ?? Number.NaN;
   const aucs = store.series.byName.get("test_auc");
   const best = aucs === undefined ? null : bestOf("test_auc", aucs);
-  const share = syncShare(store);
   if (isCommand(job)) return <CommandKpis job={job} store={store} />;
   return (
     <dl class="kpis" data-testid="kpis">
@@ -112,15 +114,7 @@ function Kpis({ job, store }: { job: Job; store: JobStore }) {
       <Kpi name="samples/s" value={compact(rate)} />
       <Kpi name="loss" value={metric(store.series.latest("loss") ?? job.latest.loss)} />
       {best !== null && <Kpi name="best test AUC" value={best.value.toFixed(4)} unit={`at ${integer(best.step)}`} />}
-      {hasPservers(store) ? (
-        <ServerWait store={store} />
-      ) : (
-        <Kpi
-          name="sync share"
-          value={Number.isFinite(share) ? (share * 100).toFixed(1) : "–"}
-          unit={Number.isFinite(share) ? "%" : ""}
-        />
-      )}
+      {hasPservers(store) ? <ServerWait store={store} /> : <SyncTime store={store} />}
     </dl>
   );
 }

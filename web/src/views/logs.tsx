@@ -1,56 +1,59 @@
-/** The log of one replica: follows the end until the reader scrolls away, finds text, keeps 50 000 lines. */
+/**
+ * The logs of a job: of all processes by time, or of one; follows the end until the reader scrolls away, finds text or
+ * a regular expression, hands out a file. Retains 50 000 lines a process.
+ */
 import { useState } from "preact/hooks";
+import { ApiError, api } from "../api";
 import { bytes, integer, plural } from "../format";
 import { Empty } from "../parts/basics";
+import { download } from "../parts/download";
 import { VirtualRows } from "../parts/rows";
 import { setQuery, url } from "../router";
+import { type Pattern, patternOf } from "../store/find";
 import type { JobStore } from "../store/job";
-import type { ReplicaLog } from "../store/logs";
+import type { LineOf, ReplicaLog } from "../store/logs";
+import type { Job, Replica } from "../types";
+import { LogRow, linesOf, nameOf, ROW_PX, textOf } from "./loglines";
 
-const ROW_PX = 18;
+const ALL = "all";
+const TONES = 6;
+
+/** The process whose log is shown; null: all of them. A job of one process has no need of the others. */
+function shownReplica(job: Job | null, logs: ReadonlyMap<string, ReplicaLog>): Replica | null {
+  const replicas = job?.replicas ?? [];
+  const wanted = url.value.searchParams.get("replica");
+  const chosen = replicas.find((one) => one.id === wanted);
+  if (chosen !== undefined) return chosen;
+  const talking = replicas.filter((one) => (logs.get(one.id)?.lines.length ?? 0) > 0);
+  return talking.length > 1 ? null : (talking[0] ?? replicas[0] ?? null);
+}
+
+interface Wanted {
+  readonly text: string;
+  readonly how: "text" | "expression";
+}
 
 export function LogsView({ store }: { store: JobStore }) {
   store.logsVersion.value;
-  const [text, setText] = useState("");
+  const [wanted, setWanted] = useState<Wanted>({ text: "", how: "text" });
   const line = Number(url.value.searchParams.get("line") ?? -1);
   const [follow, setFollow] = useState(line < 0);
-  const replicas = store.job.value?.replicas ?? [];
-  const wanted = url.value.searchParams.get("replica");
-  const replica =
-    replicas.find((one) => one.id === wanted) ??
-    replicas.find((one) => (store.logs.byReplica.get(one.id)?.lines.length ?? 0) > 0) ??
-    replicas[0];
-  const log = replica === undefined ? undefined : store.logs.byReplica.get(replica.id);
-  const lines = log?.lines ?? [];
-  const needle = text.toLowerCase();
-  const found =
-    needle === "" ? null : lines.flatMap((line, index) => (line.toLowerCase().includes(needle) ? [index] : []));
+  const job = store.job.value;
+  const logs = store.logs.byReplica;
+  const replica = shownReplica(job, logs);
+  const pattern = patternOf(wanted.text, wanted.how);
+  const finds = typeof pattern === "function" ? pattern : null;
+  const { lines, total } = linesOf(replica?.id ?? null, logs, finds);
   return (
     <section class="panel" aria-labelledby="logs-title">
       <div class="panel-title">
         <h2 id="logs-title">Logs</h2>
-        <select
-          aria-label="Replica"
-          value={replica?.id ?? ""}
-          onChange={(event) => setQuery({ replica: event.currentTarget.value, line: null })}
-        >
-          {replicas.map((one) => (
-            <option key={one.id} value={one.id}>
-              {one.role}-{one.index} · attempt {one.attempt}
-            </option>
-          ))}
-        </select>
-        <em>{describe(log, found)}</em>
+        <Which job={job} shown={replica} />
+        <em class={typeof pattern === "string" ? "tone-bad" : "clip"} data-testid="log-count">
+          {typeof pattern === "string" ? pattern : describe(lines.length, total, finds !== null, logsOf(replica, logs))}
+        </em>
         <div class="tools">
-          <input
-            class="field"
-            style={{ width: "220px", padding: "2px 8px" }}
-            type="search"
-            placeholder="Find in the log"
-            aria-label="Find in the log"
-            value={text}
-            onInput={(event) => setText(event.currentTarget.value)}
-          />
+          <Find wanted={wanted} change={setWanted} isWrong={typeof pattern === "string"} />
           <button
             type="button"
             class="btn small"
@@ -60,66 +63,155 @@ export function LogsView({ store }: { store: JobStore }) {
           >
             {follow ? "Following" : "Follow"}
           </button>
+          <Save store={store} replica={replica} lines={lines} finds={finds !== null} />
         </div>
       </div>
-      {lines.length === 0 ? (
+      {total === 0 ? (
         <Empty title="No output yet">
-          <span>What the process writes to stdout and stderr appears here.</span>
+          <span>What the processes write to stdout and stderr appears here.</span>
         </Empty>
       ) : (
         <VirtualRows
-          count={found?.length ?? lines.length}
+          count={lines.length}
           rowHeight={ROW_PX}
-          follow={follow && found === null}
-          at={found === null ? line : -1}
+          follow={follow && finds === null}
+          at={finds === null && replica !== null ? line : -1}
           onFollow={setFollow}
           label="Log lines"
           testid="log"
-          row={(index) => (
-            <LogLine key={index} index={index} line={found?.[index] ?? index} log={log} needle={needle} at={line} />
-          )}
+          row={(index) => rowOf(index, lines[index], { job, replica, line, pattern: finds })}
         />
       )}
     </section>
   );
 }
 
-function describe(log: ReplicaLog | undefined, found: readonly number[] | null): string {
-  if (log === undefined) return "";
-  const parts = [
-    found === null
-      ? plural(log.lines.length, "line")
-      : `${integer(found.length)} of ${plural(log.lines.length, "line")}`,
-  ];
-  if (log.dropped > 0) parts.push(`${plural(log.dropped, "older line")} not retained in the dashboard`);
-  if (log.skippedBytes > 0) parts.push(`the first ${bytes(log.skippedBytes)} not loaded`);
+interface Shown {
+  readonly job: Job | null;
+  readonly replica: Replica | null;
+  readonly line: number;
+  readonly pattern: Pattern | null;
+}
+
+function rowOf(index: number, at: LineOf | undefined, { job, replica, line, pattern }: Shown) {
+  if (at === undefined) return null;
+  const place = job?.replicas.findIndex((one) => one.id === at.replicaId) ?? -1;
+  const of = job?.replicas[place];
+  const who = replica === null && of !== undefined ? { name: nameOf(of), tone: place % TONES } : null;
+  const isAt = replica !== null && at.line === line;
+  return <LogRow key={index} index={index} at={at} isAt={isAt} pattern={pattern} who={who} />;
+}
+
+function Find(props: { wanted: Wanted; change: (to: Wanted) => void; isWrong: boolean }) {
+  const { text, how } = props.wanted;
+  return (
+    <>
+      <input
+        class="field log-find"
+        type="search"
+        placeholder={how === "text" ? "Find in the log" : "Regular expression"}
+        aria-label="Find in the log"
+        aria-invalid={props.isWrong}
+        value={text}
+        onInput={(event) => props.change({ how, text: event.currentTarget.value })}
+      />
+      <button
+        type="button"
+        class="btn small mono"
+        aria-pressed={how === "expression"}
+        aria-label="Regular expression"
+        title="Regular expression"
+        onClick={() => props.change({ text, how: how === "text" ? "expression" : "text" })}
+        data-testid="log-expression"
+      >
+        .*
+      </button>
+    </>
+  );
+}
+
+interface SaveProps {
+  readonly store: JobStore;
+  readonly replica: Replica | null;
+  readonly lines: readonly LineOf[];
+  readonly finds: boolean;
+}
+
+/** One process's log as the server has it; of several, or of what was found, the lines that are shown. */
+function Save({ store, replica, lines, finds }: SaveProps) {
+  const [failure, setFailure] = useState<ApiError | null>(null);
+  const job = store.job.value;
+  const save = async () => {
+    setFailure(null);
+    const names = new Map((job?.replicas ?? []).map((one) => [one.id, nameOf(one)]));
+    const name = `${job?.name ?? "job"}-${replica === null ? "all" : nameOf(replica)}.log`;
+    try {
+      if (replica === null) download(name, [textOf(lines, names)]);
+      else download(name, finds ? [textOf(lines, null)] : await wholeLog(store.jobId, replica.id));
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      setFailure(error);
+    }
+  };
+  return (
+    <>
+      <button
+        type="button"
+        class="btn small"
+        disabled={lines.length === 0}
+        onClick={() => void save()}
+        data-testid="save"
+      >
+        Download
+      </button>
+      {failure !== null && (
+        <span class="tone-bad" role="alert">
+          {failure.message}
+        </span>
+      )}
+    </>
+  );
+}
+
+function Which({ job, shown }: { job: Job | null; shown: Replica | null }) {
+  const replicas = job?.replicas ?? [];
+  return (
+    <select
+      aria-label="Process"
+      value={shown?.id ?? ALL}
+      onChange={(event) => setQuery({ replica: event.currentTarget.value, line: null })}
+      data-testid="log-of"
+    >
+      {(replicas.length > 1 || shown === null) && <option value={ALL}>all processes, by time</option>}
+      {replicas.map((one) => (
+        <option key={one.id} value={one.id}>
+          {nameOf(one)} · attempt {one.attempt}
+        </option>
+      ))}
+    </select>
+  );
+}
+
+const logsOf = (replica: Replica | null, logs: ReadonlyMap<string, ReplicaLog>): ReplicaLog[] =>
+  replica === null ? [...logs.values()] : [logs.get(replica.id)].filter((one) => one !== undefined);
+
+function describe(shown: number, total: number, finds: boolean, logs: readonly ReplicaLog[]): string {
+  const parts = [finds ? `${integer(shown)} of ${plural(total, "line")}` : plural(total, "line")];
+  const dropped = logs.reduce((sum, log) => sum + log.dropped, 0);
+  const skipped = logs.reduce((sum, log) => sum + log.skippedBytes, 0);
+  if (dropped > 0) parts.push(`${plural(dropped, "older line")} not retained in the dashboard`);
+  if (skipped > 0) parts.push(`the first ${bytes(skipped)} not loaded`);
   return parts.join(" · ");
 }
 
-function LogLine(props: { index: number; line: number; log: ReplicaLog | undefined; needle: string; at: number }) {
-  const text = props.log?.lines[props.line] ?? "";
-  return (
-    <div
-      class={props.line === props.at ? "logline is-at" : "logline"}
-      style={{ top: `${props.index * ROW_PX}px` }}
-      data-testid="log-line"
-    >
-      <span class="no" aria-hidden="true">
-        {props.line + 1 + (props.log?.dropped ?? 0)}
-      </span>
-      <Marked text={text} needle={props.needle} />
-    </div>
-  );
-}
-
-function Marked({ text, needle }: { text: string; needle: string }) {
-  const at = needle === "" ? -1 : text.toLowerCase().indexOf(needle);
-  if (at < 0) return <>{text}</>;
-  return (
-    <>
-      {text.slice(0, at)}
-      <mark>{text.slice(at, at + needle.length)}</mark>
-      {text.slice(at + needle.length)}
-    </>
-  );
+/** All that the server has of a log, in the pieces that it gives. */
+async function wholeLog(jobId: string, replicaId: string): Promise<string[]> {
+  const parts: string[] = [];
+  let offset = 0;
+  for (;;) {
+    const piece = await api.log(jobId, replicaId, offset);
+    if (piece.next_offset <= offset) return parts;
+    parts.push(piece.text);
+    offset = piece.next_offset;
+  }
 }

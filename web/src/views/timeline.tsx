@@ -60,7 +60,7 @@ function describe(model: TimelineModel, evaluation: boolean): string {
   if (model.numSlices === 0) return "";
   const { compute, sync, input, idle } = model.shares;
   const steps = model.steps.map((step) => integer(step)).join(", ");
-  return `${evaluation ? "evaluation, " : ""}step ${steps} · ${nanos(model.spanNs)} · compute ${percent(compute)} · sync ${percent(sync)} · input ${percent(input)} · idle ${percent(idle)} · ${plural(model.numSlices, "event")}`;
+  return `${evaluation ? "evaluation, " : ""}step ${steps} · ${nanos(model.spanNs)} · of ${plural(model.lanes.length, "thread")}' time: compute ${percent(compute)}, sync ${percent(sync)}, input ${percent(input)}, idle ${percent(idle)} · ${plural(model.numSlices, "event")}`;
 }
 
 function Tools({ timeline }: { timeline: TimelineController }) {

@@ -1,0 +1,87 @@
+/** Logs as a terminal and a reader want them: colours, times, all processes by time, what is found. */
+import { describe, expect, test } from "vitest";
+import { codesAfter, plain, runsOf } from "../src/store/ansi";
+import { patternOf } from "../src/store/find";
+import { merged, ReplicaLog } from "../src/store/logs";
+
+const ESC = "\u001b";
+
+describe("colours", () => {
+  test("of a terminal become runs of text", () => {
+    const line = `${ESC}[1;31merror${ESC}[0m: no ${ESC}[38;5;2mrows${ESC}[K${ESC}[39m here`;
+    expect(plain(line)).toBe("error: no rows here");
+    expect(runsOf(line, "").map(({ text, classes }) => [text, classes])).toEqual([
+      ["error", "a-red a-bold"],
+      [": no ", ""],
+      ["rows", "a-green"],
+      [" here", ""],
+    ]);
+    expect(runsOf("x", "38;2;9;31;9")[0]?.classes).toBe(""); // 31 is a part of the colour, not red
+  });
+
+  test("go on in the next line until they are reset", () => {
+    expect([codesAfter("", `${ESC}[31ma`), codesAfter("31", `${ESC}[1mb`), codesAfter("31;1", `${ESC}[m`)]).toEqual([
+      "31",
+      "31;1",
+      "",
+    ]);
+    const log = new ReplicaLog();
+    log.append(0, `${ESC}[31mTraceback\n  File\n${ESC}[0mdone\n`);
+    expect([0, 1, 2].map((line) => log.runs(line).map((run) => run.classes))).toEqual([["a-red"], ["a-red"], [""]]);
+    expect(log.lines).toEqual(["Traceback", "  File", "done"]);
+  });
+
+  test("of a line that was rewritten are those of what stands", () => {
+    const log = new ReplicaLog();
+    log.append(0, `${ESC}[33m10 %\r`);
+    log.append(log.next, `${ESC}[32m100 %\r\nend\n`);
+    expect([log.lines, log.runs(0)]).toEqual([["100 %", "end"], [{ text: "100 %", classes: "a-green" }]]);
+  });
+});
+
+describe("times", () => {
+  test("are of the byte that a line begins with, in pieces and without ASCII", () => {
+    const log = new ReplicaLog();
+    const piece = "zwölf\nnext\nla"; // bytes 0 to 6, 7 to 11, 12 to 13
+    log.append(0, piece, [
+      [0, 1000],
+      [7, 2000],
+      [12, 3000],
+    ]);
+    log.append(14, "st\nmore\n", [[14, 4000]]);
+    expect([log.lines, log.times]).toEqual([
+      ["zwölf", "next", "last", "more"],
+      [1000, 2000, 3000, 4000],
+    ]);
+  });
+
+  test("put the lines of all processes into one order", () => {
+    const [a, b] = [new ReplicaLog(), new ReplicaLog()];
+    a.append(0, "a1\na2\n", [
+      [0, 10],
+      [3, 30],
+    ]);
+    b.append(0, "b1\nb2\n", [[0, 20]]);
+    const logs = [["a", a] as const, ["b", b] as const];
+    const texts = (most?: number) => merged(logs, most).map(({ log, line }) => log.lines[line]);
+    expect(texts()).toEqual(["a1", "b1", "b2", "a2"]);
+    expect(texts(2)).toEqual(["b2", "a2"]); // the newest
+  });
+});
+
+describe("what is found", () => {
+  test("is a text in any case, or an expression", () => {
+    const text = patternOf("No.", "text");
+    const expression = patternOf("rank \\d+$", "expression");
+    expect(typeof text === "function" && [text("and no."), text("nor")]).toEqual([[4, 7], null]);
+    expect(typeof expression === "function" && [expression("Rank 12"), expression("rank 1 of 2")]).toEqual([
+      [0, 7],
+      null,
+    ]);
+  });
+
+  test("is nothing where the expression is none, which is said", () => {
+    expect(patternOf("(", "expression")).toContain("Unterminated group");
+    expect(patternOf("", "expression")).toBeNull();
+  });
+});
