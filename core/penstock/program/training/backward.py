@@ -68,6 +68,8 @@ class SelectedRows:
 
 _log = logging.getLogger(__name__)
 Gradient = Variable | SelectedRows
+Rows = tuple[torch.Tensor, torch.Tensor]
+"""Ids and the rows of a gradient that are theirs."""
 
 
 def check_loss(loss: Any, what: str) -> None:
@@ -112,12 +114,13 @@ def append_backward(
     if recording.num_replayed:
         refuse_gradients_through_text(recording, loss.name, [*dense, *tables])
     lookups = [look for look in recording.lookups if look.table in tables]
+    mixed = _used_otherwise(recording, loss, tables)
+    dense += mixed
     leaves = [program.handle(n).fake for n in dense] + [look.leaf for look in lookups]
     opened = _opened(recording, loss, no_grad_set or ()) if parameter_list is None else {}
     if not (leaves or opened) or not loss.fake.requires_grad:
         _log.warning("%s: the loss %r depends on no trainable parameter, so nothing is learned", user_line(), loss.name)
         return []
-    _check_leaves(recording, loss, tables)
     before = len(program.operators)
     with undone_on_failure(recording, renames=True), recording_modes(recording):
         _mark_loss(program, loss.name)
@@ -228,9 +231,12 @@ def _wanted(program: Program, chosen: Any, refused: Iterable[Any]) -> tuple[list
     return [n for n in trainable if n not in sparse], {n for n in trainable if n in sparse}
 
 
-def _check_leaves(recording: Recording, loss: Variable, tables: set[str]) -> None:
-    """Raise ProgramError if a gradient would be lost: of a sparse table that is used other than by lookups, or of a
-    tensor that autograd saw without its stand-in."""
+def _used_otherwise(recording: Recording, loss: Variable, tables: set[str]) -> list[str]:
+    """Return the sparse tables that the loss uses other than by lookups, too: their gradients are dense, as in Fluid.
+
+    Raises ProgramError for one whose rows servers alone have, and for a tensor that autograd saw without its stand-in.
+    """
+    found: list[str] = []
     for leaf in leaves_of(loss.fake):
         if not recording.is_named(leaf):
             raise ProgramError(
@@ -239,12 +245,22 @@ def _check_leaves(recording: Recording, loss: Variable, tables: set[str]) -> Non
                 "that torch hides. Hold it in the module that uses it, or detach it"
             )
         table = recording.name_of(leaf)
-        if table in tables:
+        if table not in tables:
+            continue
+        source = recording.program.variables[table].source
+        if recording.program.variables[table].distributed:
             raise ProgramError(
-                f"table {table!r} (created at {recording.program.variables[table].source}) is used by sparse lookups "
-                "and in other operations too, so its gradient is not sparse. Use is_sparse=False (sparse=False) for it",
+                f"table {table!r} (created at {source}) is distributed, but it is used in other operations than "
+                "lookups, too. Use is_distributed=False for it",
                 variable=table,
             )
+        found.append(table)
+        _log.warning(
+            "table %r (created at %s) is used by sparse lookups and in other operations too: its gradient is dense, "
+            "and each step updates all of its rows",
+            table, source,
+        )  # fmt: skip
+    return found
 
 
 def _mark_loss(program: Program, loss: str) -> None:
@@ -259,11 +275,12 @@ def _name_gradients(
     recording: Recording, dense: list[str], lookups: list[Any], grads: list[Any], before: int
 ) -> list[tuple[str, Gradient]]:
     pairs: dict[str, Gradient] = {}
-    rows: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    rows: dict[str, list[Rows]] = {}
     modules = {look.table: look.module for look in lookups}
     memories = Counter(storage_id(grad) for grad in grads if grad is not None)
+    whole = {name: grad for name, grad in zip(dense, grads, strict=False) if name in modules}
     for name, grad in zip(dense, grads, strict=False):
-        if grad is not None:
+        if grad is not None and name not in modules:
             # Where torch gives several parameters one memory each gets a copy, made before any is exchanged.
             private = memories[storage_id(grad)] == 1 and _private(recording, grad, before)
             pairs[name] = _dense_gradient(recording, name, grad, private)
@@ -273,11 +290,23 @@ def _name_gradients(
                 if look.padding >= 0:
                     grad = grad.masked_fill((look.ids == look.padding).unsqueeze(-1), 0.0)
                 rows.setdefault(look.table, []).append((look.ids.reshape(-1), grad.reshape(-1, grad.shape[-1])))
+    for table in whole:
+        rows.setdefault(table, [])  # of lookups that the loss does not use
     for table, parts in rows.items():
         with name_scope(modules[table]):
-            pairs[table] = _sparse_gradient(recording, table, parts)
+            if table in whole:
+                pairs[table] = _with_rows(recording, table, whole[table], parts)
+            else:
+                pairs[table] = _sparse_gradient(recording, table, parts)
     order = {v.name: i for i, v in enumerate(recording.program.parameters())}
     return sorted(pairs.items(), key=lambda item: order[item[0]])
+
+
+def _with_rows(recording: Recording, table: str, grad: torch.Tensor, parts: list[Rows]) -> Variable:
+    """The gradient of a table: what other operations give, and what lookups give to some rows."""
+    for ids, values in parts:
+        grad = grad.index_add(0, ids, values)
+    return _dense_gradient(recording, table, grad, private=bool(parts))
 
 
 def _dense_gradient(recording: Recording, name: str, grad: torch.Tensor, private: bool) -> Variable:
@@ -304,7 +333,7 @@ def _private(recording: Recording, grad: torch.Tensor, before: int) -> bool:
     return not made_before and all(group >= set(op.output_names()) and not op.writes for op in readers)
 
 
-def _sparse_gradient(recording: Recording, table: str, parts: list[tuple[torch.Tensor, torch.Tensor]]) -> SelectedRows:
+def _sparse_gradient(recording: Recording, table: str, parts: list[Rows]) -> SelectedRows:
     program, name = recording.program, _free_name(recording.program, table)
     rows = torch.cat([p[0] for p in parts]) if len(parts) > 1 else parts[0][0].clone()
     values = torch.cat([p[1] for p in parts]) if len(parts) > 1 else parts[0][1].clone()
