@@ -85,7 +85,21 @@ def engine_times(checkout: Path, python: Path) -> dict[str, float]:
     done = subprocess.run(command, check=False, cwd=checkout, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"bench paired: bench engine failed in {checkout}:\n{done.stderr[-2000:]}")
-    return {name: json_format.loads(done.stdout.splitlines()[-1])["figures"][name] for name in ENGINE_TIMES}
+    figures = json_format.loads(done.stdout.splitlines()[-1])["figures"]
+    return {name: figures[name] for name in ENGINE_TIMES if name in figures}
+
+
+def add_ratios_of_times(report: Report, ours: list[dict[str, float]], other: list[dict[str, float]]) -> None:
+    """Add the ratio of each time, the other's over ours, over the rounds in which both sides have it.
+
+    Without free cores no edge between threads is crossed, and a round has no time for it.
+    """
+    for name in ENGINE_TIMES:
+        pairs = [b[name] / a[name] for a, b in zip(ours, other, strict=True) if name in a and name in b]
+        if pairs:
+            report.ratios[name] = round(report.add(f"ratio_{name}", pairs, digits=3), 3)
+        else:
+            report.missing[name] = "measured in no round on both sides: were cores free?"
 
 
 def measure_engine(report: Report, against: Path, rounds: int) -> None:
@@ -95,9 +109,7 @@ def measure_engine(report: Report, against: Path, rounds: int) -> None:
     for index in range(rounds):
         for side in list(sides) if index % 2 == 0 else list(sides)[::-1]:
             times[side].append(engine_times(*sides[side]))
-    for name in ENGINE_TIMES:
-        pairs = [b[name] / a[name] for a, b in zip(times["ours"], times["other"], strict=True)]
-        report.ratios[name] = round(report.add(f"ratio_{name}", pairs, digits=3), 3)
+    add_ratios_of_times(report, times["ours"], times["other"])
 
 
 def measure_race(report: Report, key: str, kept: Path, band: float, given: argparse.Namespace) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+from bench.paired import add_ratios_of_times
 from bench.peers.contender import ROOF, fetches
 from bench.peers.race import Results, alternate, check_losses
 from bench.peers.remote import PeerFailed
+from bench.report import Report
 
 
 @dataclass(slots=True)
@@ -103,3 +105,26 @@ def test_ours_failing_ends_the_race() -> None:
     contenders = [Failing("penstock", fails_at=2), Recorded("peer")]
     with pytest.raises(PeerFailed, match="it ended"):
         alternate(contenders, Results(num_steps=1), num_rounds=3, settle=_settled, needed={"penstock"})
+
+
+def test_times_that_a_round_lacks_are_left_out_of_pairs() -> None:
+    """On a busy machine `bench engine` crosses no edge between threads in some rounds, or in none."""
+    report = Report("paired", 3)
+    ours = [
+        {"wide_operator_us": 2.0, "cross_thread_edge_us": 1.0},
+        {"wide_operator_us": 2.0},
+        {"wide_operator_us": 2.0},
+    ]
+    other = [
+        {"wide_operator_us": 4.0},
+        {"wide_operator_us": 6.0, "cross_thread_edge_us": 1.0},
+        {"wide_operator_us": 8.0},
+    ]
+    add_ratios_of_times(report, ours, other)
+    assert report.ratios == {"wide_operator_us": 3.0}
+    assert "cross_thread_edge_us" in report.missing
+
+    ours[0]["cross_thread_edge_us"], other[0]["cross_thread_edge_us"] = 1.0, 0.5
+    once = Report("paired", 3)
+    add_ratios_of_times(once, ours, other)
+    assert once.ratios["cross_thread_edge_us"] == 0.5
