@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import signal
 import sys
@@ -27,44 +28,39 @@ if TYPE_CHECKING:
 
 cluster_commands = typer.Typer(no_args_is_help=True, help="Agents on other schedulers, as many as jobs wait for.")
 
-Name = Annotated[str | None, typer.Option("--name", help="of the cluster; its pilots' names begin with it")]
-Most = Annotated[int, typer.Option("--max", min=1, max=1000, help="pilots at once")]
-Least = Annotated[int, typer.Option("--min", min=0, max=1000, help="pilots that are kept while no job waits")]
-Cpus = Annotated[int, typer.Option("--cpus", min=1, help="cores of a pilot")]
-Gpus = Annotated[int, typer.Option("--gpus", min=0, help="GPUs of a pilot")]
-Memory = Annotated[str, typer.Option("--memory", help="memory of a pilot")]
-Ttl = Annotated[float, typer.Option("--ttl", min=5, metavar="SECONDS", help="how long a pilot serves")]
-Idle = Annotated[
-    float, typer.Option("--idle", min=0, metavar="SECONDS", help="a pilot that was idle so long is drained")
-]
-Once = Annotated[bool, typer.Option("--once", help="a pilot takes one job")]
-PilotUrl = Annotated[str | None, typer.Option("--pilot-url", help="the server's address for pilots, if it is another")]
-Every = Annotated[float, typer.Option("--every", min=0.1, metavar="SECONDS", help="how often the queue is looked at")]
-Folder = Annotated[
-    Path | None, typer.Option("--state-dir", help="what was launched, and the join token (~/.penstock/clusters/NAME)")
-]
-Plan = Annotated[bool, typer.Option("--plan", "--dry-run", help="print what one pilot would be submitted as, and end")]
-Down = Annotated[bool, typer.Option("--down", help="cancel all pilots, revoke their token, and end")]
-
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The options that all engines share."""
+    """The options that all engines share, as `engine_command` reads them."""
 
     engine: str
-    url: str | None
-    token: str | None
-    name: str | None
-    pilot_url: str | None
-    state_dir: Path | None
-    most: int
-    least: int
-    cpus: int
-    gpus: int
-    memory: str
-    ttl_s: float
-    idle_s: float
-    once: bool
+    url: Url = None
+    token: Token = None
+    name: Annotated[str | None, typer.Option("--name", help="of the cluster; its pilots' names begin with it")] = None
+    most: Annotated[int, typer.Option("--max", min=1, max=1000, help="pilots at once")] = 10
+    least: Annotated[int, typer.Option("--min", min=0, max=1000, help="pilots that are kept while no job waits")] = 0
+    cpus: Annotated[int, typer.Option("--cpus", min=1, help="cores of a pilot")] = 1
+    gpus: Annotated[int, typer.Option("--gpus", min=0, help="GPUs of a pilot")] = 0
+    memory: Annotated[str, typer.Option("--memory", help="memory of a pilot")] = "2GiB"
+    ttl_s: Annotated[float, typer.Option("--ttl", min=5, metavar="SECONDS", help="how long a pilot serves")] = 3600.0
+    idle_s: Annotated[
+        float, typer.Option("--idle", min=0, metavar="SECONDS", help="a pilot that was idle so long is drained")
+    ] = 60.0
+    once: Annotated[bool, typer.Option("--once", help="a pilot takes one job")] = False
+    pilot_url: Annotated[
+        str | None, typer.Option("--pilot-url", help="the server's address for pilots, if it is another")
+    ] = None
+    state_dir: Annotated[
+        Path | None,
+        typer.Option("--state-dir", help="what was launched, and the join token (~/.penstock/clusters/NAME)"),
+    ] = None
+    every_s: Annotated[
+        float, typer.Option("--every", min=0.1, metavar="SECONDS", help="how often the queue is looked at")
+    ] = 5.0
+    plan: Annotated[
+        bool, typer.Option("--plan", "--dry-run", help="print what one pilot would be submitted as, and end")
+    ] = False
+    down: Annotated[bool, typer.Option("--down", help="cancel all pilots, revoke their token, and end")] = False
 
     def folder(self) -> Path:
         """Return the folder of the state, which is made."""
@@ -93,24 +89,31 @@ class MakeProvisioner(Protocol):
     def __call__(self, folder: Path) -> Provisioner: ...
 
 
+def engine_command(of_engine: Callable[..., MakeProvisioner]) -> Callable[..., None]:
+    """Return the command of an engine: the options of `Cluster`, then those of `of_engine`, named as the engine.
+
+    `of_engine` is called with the Cluster and its own options.
+    """
+    shared = list(inspect.signature(Cluster, eval_str=True).parameters.values())[1:]
+    own = list(inspect.signature(of_engine, eval_str=True).parameters.values())[1:]
+    engine = of_engine.__name__
+
+    def command(**options: object) -> None:
+        cluster = Cluster(engine, **{one.name: options.pop(one.name) for one in shared})  # type: ignore[arg-type]
+        serve(cluster, of_engine(cluster, **options))
+
+    command.__doc__ = of_engine.__doc__
+    command.__annotations__ = {one.name: one.annotation for one in (*shared, *own)}
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*shared, *own)]
+    )
+    return command
+
+
 @cluster_commands.command("slurm")
+@engine_command
 def slurm(
-    url: Url = None,
-    token: Token = None,
-    name: Name = None,
-    most: Most = 10,
-    least: Least = 0,
-    cpus: Cpus = 1,
-    gpus: Gpus = 0,
-    memory: Memory = "2GiB",
-    ttl: Ttl = 3600.0,
-    idle: Idle = 60.0,
-    once: Once = False,
-    pilot_url: PilotUrl = None,
-    state_dir: Folder = None,
-    every: Every = 5.0,
-    plan: Plan = False,
-    down: Down = False,
+    cluster: Cluster,
     python: Annotated[str, typer.Option("--python", help="interpreter on the nodes")] = sys.executable,
     signal_before: Annotated[
         float, typer.Option("--signal", min=5, metavar="SECONDS", help="SIGTERM so long before the time limit")
@@ -121,21 +124,18 @@ def slurm(
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[-- SBATCH-OPTION …]", help="further options of sbatch")
     ] = None,
-) -> None:
+) -> MakeProvisioner:
     """Submit, grow, shrink and cancel pilots on Slurm. Runs where Slurm's commands are, until it is stopped."""
-    cluster = Cluster(
-        "slurm", url, token, name, pilot_url, state_dir, most, least, cpus, gpus, memory, ttl, idle, once
-    )  # fmt: skip
 
     def make(folder: Path) -> Provisioner:
         from penstock.cluster.slurm import Slurm
 
         return Slurm(python, folder / "logs", tuple(options or ()), signal_before, pilot_dir)
 
-    serve(cluster, make, every_s=every, plan=plan, down=down)
+    return make
 
 
-def serve(cluster: Cluster, make: MakeProvisioner, *, every_s: float, plan: bool, down: bool) -> None:
+def serve(cluster: Cluster, make: MakeProvisioner) -> None:
     """Do what the options say, with the engine that `make` makes."""
     from filelock import FileLock, Timeout
 
@@ -149,13 +149,13 @@ def serve(cluster: Cluster, make: MakeProvisioner, *, every_s: float, plan: bool
         settings = cluster.settings(client.url)
         provisioner = make(settings.folder)
         keeper = Keeper(client, provisioner, settings)
-        if plan:
+        if cluster.plan:
             gang = Gang(settings.cluster + "-0", max(1, cluster.least), "planned")
             print(provisioner.plan(keeper.request(Gangs(token="TOKEN"), gang)))
             return
         try:
             with FileLock(settings.folder / "lock", blocking=False):
-                keeper.down() if down else _keep(keeper, every_s)
+                keeper.down() if cluster.down else _keep(keeper, cluster.every_s)
         except Timeout:
             raise Conflict(f"another 'penstock cluster' uses {settings.folder}; stop it, or give --name") from None
 

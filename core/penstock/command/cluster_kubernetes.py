@@ -8,47 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.command.cluster import (
-    Cluster,
-    Cpus,
-    Down,
-    Every,
-    Folder,
-    Gpus,
-    Idle,
-    Least,
-    Memory,
-    Most,
-    Name,
-    Once,
-    PilotUrl,
-    Plan,
-    Ttl,
-    serve,
-)  # fmt: skip
-from penstock.command.options import Token, Url
+from penstock.command.cluster import Cluster, MakeProvisioner, engine_command
 
 if TYPE_CHECKING:
     from penstock.cluster.provisioner import Provisioner
 
 
+@engine_command
 def kubernetes(
-    url: Url = None,
-    token: Token = None,
-    name: Name = None,
-    most: Most = 10,
-    least: Least = 0,
-    cpus: Cpus = 1,
-    gpus: Gpus = 0,
-    memory: Memory = "2GiB",
-    ttl: Ttl = 3600.0,
-    idle: Idle = 60.0,
-    once: Once = False,
-    pilot_url: PilotUrl = None,
-    state_dir: Folder = None,
-    every: Every = 5.0,
-    plan: Plan = False,
-    down: Down = False,
+    cluster: Cluster,
     image: Annotated[str, typer.Option("--image", help="of the pods: Python with Penstock on PATH")] = "",
     namespace: Annotated[str, typer.Option("--namespace", help="of the pods (that of the context)")] = "",
     context: Annotated[str | None, typer.Option("--context", help="of the kubeconfig (the current one)")] = None,
@@ -66,12 +34,9 @@ def kubernetes(
     pull_secret: Annotated[str, typer.Option("--pull-secret", help="Secret by which the image is pulled")] = "",
     priority_class: Annotated[str, typer.Option("--priority-class", help="PriorityClass of the pods")] = "",
     gpu_resource: Annotated[str, typer.Option("--gpu-resource", help="what a GPU is called there")] = "nvidia.com/gpu",
-) -> None:
+) -> MakeProvisioner:
     """Submit, grow, shrink and cancel pilots on Kubernetes, from a kubeconfig or within a pod, until it is stopped."""
-    cluster = Cluster(
-        "kubernetes", url, token, name, pilot_url, state_dir, most, least, cpus, gpus, memory, ttl, idle, once
-    )  # fmt: skip
-    if not image and not down:
+    if not image and not cluster.down:
         raise typer.BadParameter("--image is needed: an image with Penstock, see docs/clusters.md")
 
     def make(folder: Path) -> Provisioner:
@@ -88,4 +53,4 @@ def kubernetes(
         )  # fmt: skip
         return Kubernetes(Api(found), options)
 
-    serve(cluster, make, every_s=every, plan=plan, down=down)
+    return make
