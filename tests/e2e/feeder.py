@@ -110,15 +110,18 @@ class Feeder:
         self._json(Kind.GRAPH, self.document.model_dump(mode="json"))
         self._json(Kind.GRAPH_USED, {"hash": self.hash})
 
-    def steps(self, count: int, *, sampled: bool) -> None:
-        """Run `count` steps: sums, exchange and metrics of all, and the events of the last if it is sampled."""
+    def steps(self, count: int, *, sampled: bool, between_ms: int = 0) -> None:
+        """Run `count` steps: sums, exchange and metrics of all, and the events of the last if it is sampled.
+
+        `between_ms`: that lie between two of them.
+        """
         runs = [run_step(self.document, self._cost_us, 2, self._rng) for _ in range(min(count, 3))]
         now = time.time_ns()
         first = self._step
         self._step += count
         self._op_sums(runs, count, now)
         self._sync(runs, count, now)
-        self._metrics(first, count, runs, now)
+        self._metrics(first, count, runs, now, between_ms * 1_000_000)
         self._json(Kind.PROGRESS, {"done": self._step, "total": TOTAL_STEPS, "unit": "steps"})
         if sampled:
             self.events(runs[-1], now)
@@ -204,14 +207,14 @@ class Feeder:
         }
         self._send(Kind.SYNC, columns, t0_ns=now_ns, step=self._step)
 
-    def _metrics(self, first: int, count: int, runs: list[list[Slice]], now_ns: int) -> None:
+    def _metrics(self, first: int, count: int, runs: list[list[Slice]], now_ns: int, between_ns: int) -> None:
         span = max(s.start_ns + s.duration_ns for s in runs[-1])
         steps = np.arange(first + 1, first + count + 1)
         loss = np.array([0.42 + 0.26 * math.exp(-k / 500) + self._rng.uniform(-0.012, 0.012) for k in steps])
         sync_ns = sum(s.duration_ns for s in runs[-1] if self.document.ops[s.op].role == "communication") // 2
         columns = {
             Column.STEP: steps,
-            Column.TIME_NS: now_ns - span * np.arange(count)[::-1],
+            Column.TIME_NS: now_ns - (span + between_ns) * np.arange(count)[::-1],
             Column.LOSS: loss,
             Column.SAMPLES: np.full(count, BATCH),
             Column.STEP_NS: np.array([int(span * self._rng.uniform(0.95, 1.1)) for _ in range(count)]),

@@ -71,6 +71,27 @@ def test_the_cause_of_a_slow_step_leads_to_its_evidence(open_page: Open, feed: F
     expect(page.get_by_test_id("tab-sync")).to_have_attribute("aria-selected", "true")
 
 
+def test_the_trainer_that_others_wait_for_is_named_by_step(open_page: Open, feed: Feed) -> None:
+    trainers = [feed("ranks", index=index) for index in range(3)]
+    for index, trainer in enumerate(trainers):
+        trainer.graph()
+        trainer.steps(60, sampled=True, between_ms=30 if index == 1 else 1)
+    page = open_page(f"/jobs/{trainers[0].job_id}?tab=sync").page
+    says = page.get_by_test_id("ranks-says")
+    expect(says).to_contain_text(re.compile(r"Trainer 1 arrives \d\d\.\d ms later than the others, between its steps"))
+    expect(page.get_by_test_id("rank-1")).to_have_attribute(
+        "aria-label", re.compile(r"trainer 1: .* later between its")
+    )
+    expect(page.get_by_test_id("rank-0")).to_have_attribute("aria-label", re.compile(r"trainer 0: own .*, waits"))
+    row = page.get_by_test_id("rank-1").bounding_box()
+    assert row is not None
+    page.mouse.move(row["x"] + row["width"] - 3, row["y"] + row["height"] / 2)
+    expect(says).to_contain_text(re.compile(r"trainer 1, step 60: \d\d\.\d ms later; operators"))
+    page.mouse.click(row["x"] + row["width"] - 3, row["y"] + row["height"] / 2)
+    expect(page.get_by_test_id("tab-timeline")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_test_id("strip-text")).to_contain_text("replay of step 60")
+
+
 def test_charts_of_two_trainers_share_a_scale_and_keep_zoom(open_page: Open, feed: Feed) -> None:
     trainers = [feed("two", index=index) for index in range(2)]
     for trainer in trainers:

@@ -8,6 +8,7 @@ import "./styles/jobs.css";
 import "./styles/why.css";
 import "./styles/crash.css";
 import "./styles/logs.css";
+import "./styles/ranks.css";
 import { effect } from "@preact/signals";
 import { render } from "preact";
 import { listenToKeys } from "./keyboard";

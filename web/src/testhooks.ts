@@ -16,6 +16,8 @@ export interface TestHooks {
   /** Cells of the matrix of trainers and parameter servers. */
   exchangeCells(): { trainer: number; pserver: number; bytesPerS: number; waitNs: number; staleness: number }[];
   droppedRows(): number;
+  /** Milliseconds from an event's end to the painted graph, newest last, since the last call. */
+  takePixelLags(): number[];
   /** Boxes of the graph's layout, and milliseconds that the newest one took in the worker (NaN: none was large). */
   boxes(): number;
   layoutMs(): number;
@@ -73,6 +75,7 @@ export function exposeForTests(): void {
     exchangeCells,
     boxes: () => currentGraph.value?.layout?.boxes.length ?? 0,
     layoutMs: () => graphWorker.layoutMs,
+    takePixelLags: () => currentJob.value?.pixelLagsMs.splice(0) ?? [],
     droppedRows: () => currentJob.value?.droppedRows.value ?? 0,
   });
   Object.defineProperty(window, "__penstock", { value: hooks, writable: false, configurable: false });

@@ -351,6 +351,7 @@ export class GraphController {
       maxShare,
       glow: glows(this.layout, graph, nowMs),
     });
+    this.store.painted();
     return fading ? "again" : "done";
   }
 

@@ -6,10 +6,12 @@
  */
 import type { Frame } from "../codec";
 import type { Job, Replica } from "../types";
+import type { Waited } from "./ranks";
 
 export const WINDOW_MS = 10_000;
 /** Frames come twice a second while something changes; later than this nothing did. */
 const SETTLED_MS = 1500;
+const MOST_WAITS = 2000;
 const FIELDS = 7;
 const [CALLS, SENT, RECEIVED, WAIT, RETRIES, STALENESS, MERGES] = [0, 1, 2, 3, 4, 5, 6] as const;
 
@@ -81,6 +83,7 @@ export const cellKey = (trainer: number, pserver: number): string => `${trainer}
 
 export class ExchangeStore {
   #tracks = new Map<number, Sample[]>();
+  #waits = new Map<number, Waited[]>();
 
   /** Returns whether the frame was understood. */
   ingest(frame: Frame, nowMs: number): boolean {
@@ -90,7 +93,23 @@ export class ExchangeStore {
     track.push(sample);
     while ((track[1]?.atMs ?? Number.POSITIVE_INFINITY) < sample.atMs - WINDOW_MS) track.shift();
     this.#tracks.set(frame.stream, track);
+    this.#noteWait(frame.stream, sample);
     return true;
+  }
+
+  /** What a process waited for servers since it began, at steps that it had finished; the newest `MOST_WAITS`. */
+  waits(stream: number): readonly Waited[] {
+    return this.#waits.get(stream) ?? [];
+  }
+
+  #noteWait(stream: number, { step, rows }: Sample): void {
+    let waitNs = 0;
+    for (const blocks of rows.values()) for (const sums of blocks.values()) waitNs += sums[WAIT] ?? 0;
+    const waits = this.#waits.get(stream) ?? [];
+    if (step <= (waits[waits.length - 1]?.step ?? -1)) waits.pop();
+    waits.push({ step, waitNs });
+    if (waits.length > MOST_WAITS) waits.shift();
+    this.#waits.set(stream, waits);
   }
 
   /**
@@ -130,7 +149,7 @@ export class ExchangeStore {
 }
 
 /** Of several processes of one role and index the newest is the one that runs. */
-function newestOf(replicas: readonly Replica[]): Replica[] {
+export function newestOf(replicas: readonly Replica[]): Replica[] {
   const found = new Map<string, Replica>();
   for (const one of replicas) {
     const key = `${one.role} ${one.index}`;

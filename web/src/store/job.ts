@@ -30,6 +30,7 @@ const STALE_MS = 5000;
 const CATCH_UP_MS = 3000;
 /** Earlier graphs that are fetched: as many feed shapes as a trainer keeps (core/penstock/telemetry/outbox.py). */
 const MOST_GRAPHS = 16;
+const MOST_LAGS = 1000;
 const TERMINAL = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
 
 interface Parts {
@@ -90,6 +91,9 @@ export class JobStore {
     return runtimeOfStep(chosen, document, hash);
   });
 
+  /** How long the newest events took to a painted canvas, in ms by the clocks of trainer and browser; for measurements. */
+  readonly pixelLagsMs: number[] = [];
+  #unpaintedMs: number | null = null;
   #unsubscribe: () => void;
   #gapRows = 0;
   #pending: Parts = { ...NOTHING };
@@ -142,6 +146,14 @@ export class JobStore {
   onFrame(listener: () => void): () => void {
     this.#frameListeners.add(listener);
     return () => this.#frameListeners.delete(listener);
+  }
+
+  /** A canvas shows all that came: count how old the oldest of it is. */
+  painted(): void {
+    if (this.#unpaintedMs === null) return;
+    this.pixelLagsMs.push(Date.now() - this.#unpaintedMs);
+    if (this.pixelLagsMs.length > MOST_LAGS) this.pixelLagsMs.shift();
+    this.#unpaintedMs = null;
   }
 
   #autoHash(): string | null {
@@ -257,6 +269,7 @@ export class JobStore {
     const graph = this.ops.ingest(frame, now, mode);
     if (graph === undefined) return;
     this.#note("ops");
+    if (mode === "live" && graph.hash === this.shownHash.value) this.#unpaintedMs ??= endOfFrameMs(frame);
     if (frame.kind === Kind.OP_EVENTS) {
       const trace = this.steps.ingest(graph.hash, frame);
       if (trace !== null) this.history.add(trace);

@@ -7,6 +7,7 @@ import type { JobStore } from "../store/job";
 import { HeldOrder } from "../store/order";
 import type { SyncRow } from "../store/sync";
 import { describeExchange, ExchangePart, exchangeOf, hasPservers } from "./exchange";
+import { Ranks } from "./ranks";
 
 export function shownSyncRows(store: JobStore): SyncRow[] {
   store.syncVersion.value;
@@ -29,6 +30,7 @@ function WithPservers({ store }: { store: JobStore }) {
         {view !== null && <em>{describeExchange(view)}</em>}
       </div>
       <div class="scroll" tabIndex={0} role="region" aria-label="Matrix and blocks">
+        <Ranks store={store} />
         <ExchangePart view={view} />
         {rows.length > 0 && (
           <>
@@ -70,6 +72,7 @@ function Local({ store }: { store: JobStore }) {
         </Empty>
       ) : (
         <div class="scroll" tabIndex={0} role="region" aria-label="Parameters">
+          <Ranks store={store} />
           <SyncTable rows={rows} />
         </div>
       )}
