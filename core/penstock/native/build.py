@@ -6,6 +6,8 @@ Ninja rebuilds only what changed; a library is replaced by rename, so that a pro
 running; two builds at once wait for each other.  Needs torch, ninja and a C++20 compiler.
 The code has to run on any x86-64 or Arm core: no `-march`; a kernel that wants more uses target attributes.
 What is in the checkout is named from its root, so that a copy of one with its `build/native` compiles nothing again.
+Sources that include torch are compiled several at once: each such compilation takes three seconds, whatever its source,
+for what torch's headers leave to be instantiated. So no two of a folder define the same name in `namespace {}`.
 On failure: `UserError` with the compiler's output; libraries already built stay as they were.
 """
 
@@ -44,7 +46,17 @@ STANDARD = (
     "-falign-functions=64",  # else an edit anywhere moves the engine's inner loop, and its cost by 3 %
 )
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
-JOB_BYTES = 2 << 30  # a file with torch's headers takes up to 1.6 GiB to compile
+JOB_BYTES = 2 << 30  # a unit with torch's headers takes up to 1.6 GiB to compile
+UNIT = 8  # sources that are compiled at once, at most: an edit of one compiles all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What the compiler reads at once; `includes` are the sources, where `source` is written by the build."""
+
+    source: Path
+    object: Path
+    includes: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +81,14 @@ def libraries() -> list[Library]:
     import torch  # see build()
 
     module = ("-DTORCH_EXTENSION_NAME=_engine", f'-DPENSTOCK_TORCH=\\"{torch.__version__}\\"')
-    found = [
+    found = [  # those without torch first: they compile while torch's headers are
+        Library("_table", table, NATIVE / f"_table{suffix}", (), ()),
+        Library("_feed", feed, NATIVE / f"_feed{suffix}", (), ()),
         Library("_engine", engine, NATIVE / f"_engine{suffix}", (*torch_links, "-ltorch_python"), module),
-        Library("_ops", operators, NATIVE / "_ops.so", torch_links, ()),
         Library(
             "_ps", servers, NATIVE / f"_ps{suffix}", (*torch_links, "-ltorch_python"), ("-DTORCH_EXTENSION_NAME=_ps",)
         ),
-        Library("_table", table, NATIVE / f"_table{suffix}", (), ()),
-        Library("_feed", feed, NATIVE / f"_feed{suffix}", (), ()),
+        Library("_ops", operators, NATIVE / "_ops.so", torch_links, ()),
     ]
     return [library for library in found if library.sources]
 
@@ -145,6 +157,7 @@ def compiled(
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "lock"):
         script = folder / "build.ninja"
+        _write_units(wanted, folder)
         _write_if_changed(script, _ninja_script(wanted, folder, flags, link_flags))
         _run_ninja(script, jobs=jobs or default_jobs(), verbose=verbose)
         yield
@@ -205,18 +218,45 @@ def _ninja_script(wanted: Sequence[Library], folder: Path, flags: Sequence[str],
     if any(_includes_torch(source) for library in wanted for source in library.sources):
         lines += [f"build {precompiled}: precompile {_named(PRECOMPILED)}"]
     for library in wanted:
-        objects = []
-        for source in library.sources:
-            place = source.relative_to(SOURCES) if source.is_relative_to(SOURCES) else source.name
-            unit = (folder / library.name / place).with_suffix(".o")
-            objects.append(_named(unit))
-            torch = _includes_torch(source)
-            lines += [f"build {objects[-1]}: compile {_named(source)}{f' | {precompiled}' if torch else ''}"]
-            given = f" $torch -include {PRECOMPILED.name}" if torch else ""
-            lines += [f"  defines = {' '.join(library.defines)}{given}"]
-        lines += [f"build {_named(library.output)}: link {' '.join(objects)}"]
+        defines, units = " ".join(library.defines), _units(library, folder)
+        for unit in units:
+            torch = _includes_torch(unit.includes[0] if unit.includes else unit.source)
+            waits = f" | {precompiled}" if torch else ""
+            lines += [f"build {_named(unit.object)}: compile {_named(unit.source)}{waits}"]
+            lines += [f"  defines = {defines}{f' $torch -include {PRECOMPILED.name}' if torch else ''}"]
+        lines += [f"build {_named(library.output)}: link {' '.join(_named(unit.object) for unit in units)}"]
         lines += [f"  links = {' '.join(library.links)}"]
     return "\n".join(lines) + "\n"
+
+
+def _units(library: Library, folder: Path) -> list[Unit]:
+    """Divide the sources: one that needs no torch is a unit, of those that do several are. The longest come first."""
+    place = folder / library.name
+    units = []
+    for name, is_bound in (("bind", True), ("unit", False)):
+        sources = [source for source in library.sources if ("bind" in source.stem) == is_bound]
+        together = [source for source in sources if _includes_torch(source)]
+        count = -(-len(together) // UNIT)
+        units += [
+            Unit(place / f"{name}{number}.cpp", place / f"{name}{number}.o", tuple(together[number::count]))
+            for number in range(count)
+        ]
+        units += [
+            Unit(source, (place / _within(source)).with_suffix(".o")) for source in sources if source not in together
+        ]
+    return units
+
+
+def _within(source: Path) -> Path:
+    return source.relative_to(SOURCES) if source.is_relative_to(SOURCES) else Path(source.name)
+
+
+def _write_units(wanted: Sequence[Library], folder: Path) -> None:
+    for library in wanted:
+        for unit in _units(library, folder):
+            if unit.includes:
+                unit.source.parent.mkdir(parents=True, exist_ok=True)
+                _write_if_changed(unit.source, "".join(f'#include "{_within(one)}"\n' for one in unit.includes))
 
 
 @functools.cache

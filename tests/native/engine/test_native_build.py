@@ -102,3 +102,14 @@ def test_a_library_that_does_not_fit_is_refused(tmp_path: Path, record: str | No
 def test_a_build_fits_one_minor_torch_one_python_one_platform(torch: str, abi: str, count: int) -> None:
     built = {"torch": "2.13.0+cpu", "abi": "cpython-311-x86_64-linux-gnu"}
     assert len(native.mismatches(built, torch=torch, abi=abi)) == count
+
+
+def test_each_source_is_compiled_once_several_of_torch_together(tmp_path: Path) -> None:
+    for library in build.libraries():
+        units = build._units(library, tmp_path)
+        compiled = [source for unit in units for source in (unit.includes or (unit.source,))]
+        assert sorted(compiled) == sorted(library.sources)
+        assert len({unit.object for unit in units}) == len(units)
+        assert all(len(unit.includes) <= build.UNIT for unit in units)
+        assert all(build._includes_torch(source) == bool(unit.includes) for unit in units for source in unit.includes)
+        assert not any(build._includes_torch(unit.source) for unit in units if not unit.includes)

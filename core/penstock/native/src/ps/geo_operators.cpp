@@ -16,7 +16,7 @@ using at::Tensor;
 using at::TensorList;
 using Strings = c10::List<std::string>;
 
-Tensor token() {
+Tensor geo_token() {
   return at::empty({0}, at::kLong);
 }
 
@@ -25,7 +25,7 @@ Tensor geo(const Tensor& parameter, const std::optional<Tensor>& rows, const std
   if (const auto steps = find_local_steps(remote)) {
     LocalSteps::Step step{variable, parameter, {}};
     if (rows) step.rows.push_back(*rows);
-    if (steps->count_all({step})) return token();
+    if (steps->count_all({step})) return geo_token();
   }
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("penstock::geo_by_python", "")
@@ -46,7 +46,7 @@ Tensor geo_step(TensorList parameters, TensorList rows, const std::string& remot
       steps.push_back({variables.get(i), parameters[i], own.vec()});
       first += count;
     }
-    if (found->count_all(steps)) return token();
+    if (found->count_all(steps)) return geo_token();
   }
   static const auto op =
       c10::Dispatcher::singleton()
