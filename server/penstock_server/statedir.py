@@ -14,7 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from penstock.errors import Unavailable
-from penstock.process.private import make_private
+from penstock.process.private import make_private, write_private
 
 FILES = frozenset({"server.lock", "server.json", "admin.token", "pepper.key", "penstock.db", "jobs", "snapshots"})
 """Of these one is there in a folder that a server used before."""
@@ -50,5 +50,4 @@ def locked(folder: Path) -> Iterator[Path]:
 
 def write_address(folder: Path, url: str) -> None:
     """Write where the server listens to `server.json`, so that a command on this machine finds it."""
-    target = folder / "server.json"
-    target.write_text(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+    write_private(folder / "server.json", json.dumps({"url": url, "pid": os.getpid()}) + "\n")

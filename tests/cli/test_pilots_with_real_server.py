@@ -40,9 +40,8 @@ def test_once_pilot_runs_one_job_and_ends(site: Site, until: Until) -> None:
 
 def test_pilot_preempts_at_its_ttl_and_the_job_moves_on(site: Site, until: Until) -> None:
     site.up("--no-agent")
-    agent = join(site, "short", "--ttl", "6", "--drain", "3")
-    until(lambda: states(site) == {"short": "READY"})
     job = site.submit(site.job("job", WAITER.format(go=str(site.home / "go")), restart={"max_restarts": 0}))
+    agent = join(site, "short", "--ttl", "10", "--drain", "4")  # time to start a job on a busy machine, too
     until(lambda: site.log(job) == "up\n")
     until(lambda: states(site)["short"] == "DRAINING")
     assert site.look(job)["state"] == "RUNNING", "draining disturbs nothing"

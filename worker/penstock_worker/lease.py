@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from penstock.process.private import write_private
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +89,4 @@ def _reserve_of(path: Path) -> Path:
 
 def write_json(path: Path, fields: dict[str, Any]) -> None:
     """Replace `path` in one step by a JSON object that only its owner may read."""
-    number, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            json.dump(fields, file)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_private(path, json.dumps(fields))

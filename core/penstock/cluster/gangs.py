@@ -7,12 +7,11 @@ in between launches it once more and gets the handle of the first time.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from penstock.errors import SpecError
+from penstock.process.private import write_private
 
 
 @dataclass(slots=True)
@@ -63,15 +62,3 @@ def load(path: Path) -> Gangs:
 def save(path: Path, gangs: Gangs) -> None:
     """Replace the file in one step; only its owner may read it."""
     write_private(path, json.dumps(asdict(gangs), indent=1))
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a file in one step by one that only its owner may read."""
-    number, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -18,6 +18,7 @@ from penstock.cluster import gangs as store
 from penstock.cluster.gangs import Gang, Gangs
 from penstock.cluster.provisioner import Phase, Pilot, Provisioner, Request
 from penstock.cluster.scaling import Amounts, Answer, Limits, NodeFacts, PilotFacts, WaitingJob, decide
+from penstock.process.private import write_private
 from penstock.protocol.jobspec import JobSpec, memory_bytes
 from penstock.protocol.rest import Job, Node, PilotReport
 
@@ -155,7 +156,7 @@ class Keeper:
             return
         made = self.client.join_token(expires_in_s=TOKEN_S, reusable=True)
         kept.token, kept.token_id, kept.token_until = made["token"], made["id"], self.now() + TOKEN_S
-        store.write_private(self.settings.folder / TOKEN_FILE, kept.token + "\n")
+        write_private(self.settings.folder / TOKEN_FILE, kept.token + "\n")
 
     def _report(self, kept: Gangs, seen: Mapping[str, Pilot], answer: Answer) -> None:
         reports: list[PilotReport] = []

@@ -8,13 +8,12 @@ and the *path* of its token, so that no secret is copied. A kept token is only s
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import SpecError, Unavailable
+from penstock.process.private import write_private
 from penstock.settings import CONFIG
 
 if TYPE_CHECKING:
@@ -80,10 +79,7 @@ def save(profile: UserProfile) -> None:
     target = path()
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        number, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            json.dump(asdict(profile), file)
-        Path(temporary).replace(target)
+        write_private(target, json.dumps(asdict(profile)))
     except OSError as error:
         advice = "set PENSTOCK_CONFIG to a file that can be written"
         raise SpecError(

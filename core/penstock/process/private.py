@@ -1,8 +1,10 @@
-"""Folders that no other user may look into. Standard library only."""
+"""Folders and files that no other user may look into. Standard library only."""
 
 from __future__ import annotations
 
+import os
 import stat
+import tempfile
 from collections.abc import Set
 from pathlib import Path
 
@@ -26,3 +28,21 @@ def make_private(folder: Path, ours: Set[str]) -> None:
             f"secrets. Name an own folder with --state-dir, or run 'chmod 700 {folder}'."
         )
     folder.chmod(mode & ~OTHERS)
+
+
+def write_private(path: Path, content: bytes | str, *, durable: bool = False) -> None:
+    """Replace `path` by a file of mode 0600 in one step: who reads it finds all of the old or all of the new.
+
+    `durable`: it is on disk when this returns. Raises OSError, and leaves the file as it was.
+    """
+    number, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 from pathlib import Path
 from typing import Literal
+
+from penstock.process.private import write_private
 
 TokenKind = Literal["user", "node", "join", "login", "session", "pilot"]
 
@@ -30,21 +31,9 @@ def keyed_hash(pepper: bytes, secret: str) -> str:
     return hmac.new(pepper, secret.encode(), hashlib.sha256).hexdigest()
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read (0600), whole or not at all."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def load_pepper(state_dir: Path) -> bytes:
     """Return the server's key, made at the first start."""
     path = state_dir / "pepper.key"
     if not path.exists():
-        write_private(path, secrets.token_bytes(32))
+        write_private(path, secrets.token_bytes(32), durable=True)
     return path.read_bytes()

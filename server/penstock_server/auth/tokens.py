@@ -13,9 +13,10 @@ from typing import cast
 from sqlalchemy import or_, select, update
 from sqlalchemy.engine import CursorResult
 
+from penstock.process.private import write_private
 from penstock_server import acting
 from penstock_server.auth.principal import Principal
-from penstock_server.auth.secrets import TokenKind, keyed_hash, load_pepper, new_secret, write_private
+from penstock_server.auth.secrets import TokenKind, keyed_hash, load_pepper, new_secret
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
 from penstock_server.problems import Conflict, NotFound
@@ -61,7 +62,7 @@ class Tokens:
             return path
         async with self._db.write() as tx:
             minted = self.mint(tx, "user", "admin", ["read", "submit", "admin", "attach"])
-            write_private(path, minted.secret.encode() + b"\n")
+            write_private(path, minted.secret + "\n", durable=True)
         return path
 
     def mint(
