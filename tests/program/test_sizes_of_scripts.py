@@ -42,6 +42,23 @@ def test_elements_of_shape_are_sizes() -> None:
         assert (found[0] == 1.5).all() and (found[1] == 7).all()
 
 
+def test_a_size_that_a_feed_has_is_minus_one_for_the_script() -> None:
+    layers, main = fluid.layers, fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        ids = layers.data("ids", [1], dtype="int64", lod_level=1)
+        x = fluid.data("x", [None, 6], "float32")
+        steps = layers.data("steps", [4, 3])
+        twice = layers.concat([x, x], 0)
+        assert ids.shape == (-1, 1) and x.shape == (-1, 6) and twice.shape == (-1, 6)
+        assert x.shape[0] == -1 and ids.shape[0] in (-1, 2) and (x.shape[0] != -1) is not True
+        assert steps.shape != (-1, -1, 3) and x.shape != (-2, 6) and x.shape != (-1, 5)
+        assert x.shape[0] - 1 != x.shape[0] and (x.shape[0] == 7) is not True
+        parts = [torch.reshape(x, [x.shape[0], -1, 2]), layers.reshape(x, [x.shape[0], 3, -1]), x.view(-1, 3)]
+    for batch in (2, 5):
+        found = run(main, {"x": np.ones((batch, 6), "float32")}, parts)
+        assert [v.shape for v in found] == [(batch, 3, 2), (batch, 3, 2), (2 * batch, 3)]
+
+
 def test_what_follows_from_data_is_no_size() -> None:
     layers = fluid.layers
     with fluid.program_guard(fluid.Program(), fluid.Program()):
@@ -87,6 +104,52 @@ def test_a_share_of_ragged_rows_stands_beside_the_batch() -> None:
     np.testing.assert_allclose(gradient, table.grad.numpy(), rtol=1e-12, atol=1e-15)
     test = fluid.CompiledProgram(model.main.clone(for_test=True)).with_data_parallel(places=[fluid.CPUPlace()] * 2)
     np.testing.assert_allclose(model.run([SHARE] * 3, test)[0], margin, rtol=1e-12)
+
+
+class Joined:
+    """Histories with a target behind each, of two slots: their rows are sums of different inputs' rows."""
+
+    def __init__(self) -> None:
+        layers = fluid.layers
+        self.main, startup, self.scope = fluid.Program(), fluid.Program(), fluid.Scope()
+        with fluid.program_guard(self.main, startup):
+            inputs = [layers.data(name, [1], dtype="int64", lod_level=1) for name in "abcd"]
+            table = fluid.ParamAttr(name="table", initializer=fluid.initializer.Normal(0.0, 1.0, seed=2))
+            rows = [layers.embedding(one, [9, 2], param_attr=table, dtype="float64") for one in inputs]
+            left, right = layers.sequence_concat(rows[:2]), layers.sequence_concat(rows[2:])
+            both = layers.concat([left, right, left * right], axis=1)
+            self.pooled = layers.sequence_pool(both, "sum")
+            fluid.append_backward(layers.reduce_sum(self.pooled * self.pooled))
+        self.exe = fluid.Executor(fluid.CPUPlace())
+        self.exe.run(startup, scope=self.scope)
+
+    def run(self, *lengths: list[int]) -> list[np.ndarray]:
+        self.ids = [np.arange(7 * number, 7 * number + sum(own))[:, None] % 9 for number, own in enumerate(lengths)]
+        given = zip("abcd", self.ids, lengths, strict=True)
+        feed = {name: fluid.create_lod_tensor(ids, [own]) for name, ids, own in given}
+        return list(self.exe.run(self.main, feed, [self.pooled, "table@GRAD"], scope=self.scope))
+
+
+def test_sums_of_ragged_rows_are_concatenated() -> None:
+    model, lengths = Joined(), [2, 3]
+    pooled, gradient = model.run(lengths, [1, 1], lengths, [1, 1])
+    table = torch.tensor(np.array(model.scope.find_var("table")), requires_grad=True)
+    samples, at = [], 0
+    for number, length in enumerate(lengths):
+        own = [np.append(model.ids[k][at : at + length], model.ids[k + 1][number]) for k in (0, 2)]
+        left, right = (table[torch.tensor(ids)] for ids in own)
+        samples.append(torch.cat([left, right, left * right], 1).sum(0))
+        at += length
+    wanted = torch.stack(samples)
+    (wanted * wanted).sum().backward()  # type: ignore[no-untyped-call]  # torch
+    assert table.grad is not None
+    np.testing.assert_allclose(pooled, wanted.detach().numpy(), rtol=1e-12)
+    np.testing.assert_allclose(gradient, table.grad.numpy(), rtol=1e-12, atol=1e-13)
+
+
+def test_other_sums_of_ragged_rows_are_an_error_of_the_run() -> None:
+    with pytest.raises(OperatorError, match="expect_rows: x has 6 rows; expected 7"):
+        Joined().run([2, 3], [1, 1], [2, 2], [1, 1])
 
 
 def test_another_share_of_rows_is_an_error_of_the_run() -> None:

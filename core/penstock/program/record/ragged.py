@@ -6,8 +6,9 @@ call fails on operands with different rows, it is made again with these taken fo
 another, or one whose lengths no operator has read with the batch. So are other sizes that are known when fed, the steps
 of two padded inputs. Where rows are a share of a ragged input's, s1 // 3, and others the batch, the call is made with
 the former counted in the run (`penstock.expect_rows`); so is the batch where another operand has a fixed number of
-rows, which Fluid compares in the run, too. An input may turn out to have several rows a sample (multiples.py). If all
-fails, the first error is raised and nothing has changed.
+rows, which Fluid compares in the run, too, and so are sums of the rows of inputs, s1 + s2 beside s3 + s4, as
+`sequence_concat` gives them. An input may turn out to have several rows a sample (multiples.py). If all fails, the
+first error is raised and nothing has changed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from penstock.program.record.declared_sizes import ways_to_fix
 from penstock.program.record.multiples import inputs_to_multiply, multiplied
 from penstock.program.record.recording import Recording
 from penstock.program.record.substitution import substituted
-from penstock.program.sequences import LENGTHS, batch_symbol, is_declared_size, ragged_feeds
+from penstock.program.sequences import LENGTHS, STEPS, batch_symbol, is_declared_size, ragged_feeds
 
 Result = TypeVar("Result")
 
@@ -40,7 +41,8 @@ def with_equal_rows(
     try:
         return call(operands)
     except Exception as error:  # noqa: BLE001 - raised below, if nothing helps
-        first, names, shares = error, _to_join(recording, operands), _shares_of_rows(recording, operands)
+        first, names = error, _to_join(recording, operands)
+        shares, sums = _shares_of_rows(recording, operands), _sums_of_rows(recording, operands)
         several, fixes = inputs_to_multiply(recording, operands), ways_to_fix(recording, operands)
     for fixed in fixes:
         try:
@@ -62,6 +64,11 @@ def with_equal_rows(
     if batches:
         with contextlib.suppress(Exception):
             return call(tree_map(lambda v: count(v, rows) if _name(v) in batches else v, operands))
+    if sums:
+        kept, *others = sums
+        rows = recording.symbols.size(recording.program.variables[kept].shape[0])
+        with contextlib.suppress(Exception):
+            return call(tree_map(lambda v: count(v, rows) if _name(v) in others else v, operands))
     raise first
 
 
@@ -120,7 +127,7 @@ def _to_join(recording: Recording, operands: Any) -> dict[str, str]:
 
 def _other_sizes_to_join(program: Program, of_data: Sequence[str], shapes: Sequence[tuple[Dim, ...]]) -> dict[str, str]:
     """Symbols at one position, counted from the last dimension, or of the same multiples there; none is of rows."""
-    inputs = {_rows(v.shape) for v in program.variables.values() if v.feed}
+    inputs = {_rows(v.shape) for v in program.variables.values() if v.feed and not v.name.endswith(STEPS)}
     inputs.update(filter(is_declared_size, program.symbols))
     names: dict[str, str] = {}
     for position in range(-1, -max(map(len, shapes), default=0) - 1, -1):
@@ -182,6 +189,16 @@ def _batches_of_fixed_rows(program: Program, operands: Any, fixed: Mapping[str, 
     at = [shape[-dims] for dims in batches.values() for shape in shapes.values() if len(shape) >= dims]
     known = {size for own in at if isinstance(size := fixed.get(str(own), own), int) and size > 1}
     return (set(batches), known.pop()) if len(known) == 1 else (set(), 0)
+
+
+def _sums_of_rows(recording: Recording, operands: Any) -> list[str]:
+    """The operands whose rows are sums of those of several ragged inputs, where they are not the same sums."""
+    rows = {_rows(v.shape) for v in ragged_feeds(recording.program)}
+    described = [desc for v in tree_leaves(operands) if (desc := _described(recording.program, v)) and desc.shape]
+    sums = [
+        v for v in described if isinstance(v.shape[0], Expr) and v.shape[0].op == "+" and v.shape[0].symbols() <= rows
+    ]
+    return list(dict.fromkeys(v.name for v in sums)) if len({v.shape[0] for v in sums}) > 1 else []
 
 
 def _is_share(size: Dim, rows: set[str]) -> bool:

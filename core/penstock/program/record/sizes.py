@@ -2,6 +2,7 @@
 
 A node holds a size in canonical form, or a relation of two. A relation that holds for every batch, or for none, is
 answered; any other is answered by the sizes at hand (`Sizes.hints`), and kept as a guard with the line that asked.
+Compared with -1 by a line of the script, a size that a feed has is -1, as in Fluid's shapes: no size is -1 else.
 torch calls nodes by the names of its own SymNode.
 """
 
@@ -337,9 +338,28 @@ def _relation(op: RelationOp) -> Any:
             return SizeNode(self.sizes, _beside_number(MIRRORED[op], _size_behind(other), self.value))
         if isinstance(other.value, float):
             return SizeNode(self.sizes, _beside_number(op, _size_behind(self), other.value))
-        return SizeNode(self.sizes, Relation(op, _size_behind(self), _size_behind(other)))
+        relation = Relation(op, _size_behind(self), _size_behind(other))
+        if op in ("==", "!=") and _is_of_unknown(relation, self.sizes.declared) and _is_of_script(sys._getframe(1)):
+            return self.wrap_bool(op == "==")
+        return SizeNode(self.sizes, relation)
 
     return call
+
+
+def _is_of_unknown(relation: Relation, declared: Mapping[str, int]) -> bool:
+    """Whether a relation compares -1 with a size that Fluid does not know before a feed."""
+    sizes = {relation.left.number: relation.right, relation.right.number: relation.left}
+    beside = sizes.get(-1)
+    return beside is not None and any(atom.op == "sym" and atom.key not in declared for atom in beside.atoms())
+
+
+def _is_of_script(frame: FrameType | None) -> bool:
+    """Whether a line outside of Penstock and torch compares by Python's operators; `frame`: of the method's caller."""
+    if frame is None or not frame.f_code.co_filename.endswith(SYMBOL_FILES):
+        return False  # torch does, in C++
+    while frame is not None and frame.f_code.co_filename.endswith(SYMBOL_FILES):
+        frame = frame.f_back
+    return frame is not None and bool(line_of_frame(frame.f_code.co_filename, frame.f_lineno))
 
 
 def _beside_number(op: RelationOp, size: Size, number: float) -> Condition:
