@@ -210,12 +210,23 @@ def stack(x: Any, axis: int = 0) -> Any:
 
 
 def slice(input: Any, axes: Sequence[int], starts: Any, ends: Any) -> Any:
-    """Return input[starts[i]:ends[i]] along each of `axes`; both may be sizes, as in `reshape`."""
-    for axis, start, end in zip(axes, sizes_in(starts), sizes_in(ends), strict=True):
+    """Return input[starts[i]:ends[i]] along each of `axes`.
+
+    `starts`, `ends`: numbers and variables with one element, or a variable that has one element for each axis. They
+    may be sizes, as in `reshape`, or both follow from one variable (`[i]`, `[i + 1]`).
+    """
+    for axis, start, end in zip(axes, _bounds(starts), _bounds(ends), strict=True):
         index: list[Any] = [builtins.slice(None)] * input.ndim
         index[axis] = builtins.slice(start, end)
         input = input[tuple(index)]
     return input
+
+
+def _bounds(given: Any) -> list[Any]:
+    """A bound for each axis: the elements of a variable, or those of a list."""
+    if isinstance(given, Variable):
+        return [given] if all(size == 1 for size in given.desc.shape) else sizes_in(given)
+    return list(given)
 
 
 def expand(x: Any, expand_times: Any, name: str | None = None) -> Any:

@@ -30,6 +30,7 @@ from penstock.program.record.patches import patches
 from penstock.program.record.ragged import with_equal_rows
 from penstock.program.record.recording import Recording
 from penstock.program.record.savepoint import undone_on_failure
+from penstock.program.record.slicing import with_known_bounds
 from penstock.program.record.source import running_module, user_line
 from penstock.program.sequences import is_ragged, lengths_of
 
@@ -258,7 +259,7 @@ class Variable:
         """Return elements. The first of a number, which has the shape [1] in Fluid, is the number."""
         if type(index) is int and index in (0, -1) and self.fake.ndim == 0:
             return self
-        return record_call(torch.Tensor.__getitem__, (self, index), {})
+        return record_call(torch.Tensor.__getitem__, with_known_bounds(self, index, record_call), {})
 
     def _refuse_number(self, what: str) -> Any:
         raise ProgramError(
