@@ -79,6 +79,25 @@ def test_all_elements_of_an_array_together(stacked: bool) -> None:
         np.testing.assert_allclose(grad, 2 * x * sum(4.0 ** (k + 1) for k in range(n)), rtol=1e-12)
 
 
+def test_readers_of_one_value_add_their_gradients() -> None:
+    def build() -> list[Any]:
+        x, n = x_input(), L.data("n", [1], dtype="int64")
+        own = L.sequence_slice(x, n * 0, n)
+        more = own * own + own
+        products = L.matmul(more + own, own, transpose_y=True)
+        fluid.append_backward(L.reduce_sum(products * products))
+        return [products, "x@GRAD"]
+
+    built, x = Built(build), random(5, 2)
+    products, gradient = built.run(x=ragged(x, [2, 3]), n=np.array([[1], [2]]))
+    given = torch.tensor(x, requires_grad=True)
+    own = given[[0, 2, 3]]
+    wanted = (own * own + own + own) @ own.T
+    (wanted * wanted).sum().backward()  # type: ignore[no-untyped-call]  # torch
+    close(products, wanted.detach())
+    close(gradient, given.grad)
+
+
 def test_replicas_fetch_their_own_sizes() -> None:
     built = Built(lambda: [L.tensor_array_to_tensor(doubled()[0], 0)[0]])
     shared = fluid.CompiledProgram(built.main).with_data_parallel(places=[fluid.CPUPlace()] * 2)

@@ -4,7 +4,7 @@ A graph and its engine know tensors alone, of sizes that follow from the feeds, 
 operators it is a tensor of shape [0] and the elements' dtype, over a storage that holds count, dtypes, sizes and values
 of all elements: it may be passed on, but not copied. Writing and reading an array are operators of `penstock::control`,
 each with the array after it as a result, so that every version of an array has one reader, and no two gradients of one
-are ever added.
+are ever added. An array that stands for one value of unknown sizes may have several; `penstock::add_arrays` adds those.
 """
 
 from __future__ import annotations

@@ -15,11 +15,15 @@ The kernel is a function: it writes no operand, and results share no memory with
 `penstock::control_backward`, runs the blocks once more with autograd on and asks torch for the gradients of the inputs
 `wanted`: values of iterations are kept within that one handle, and nothing between the two. Random operators draw the
 same numbers both times, and others in each iteration.
+
+`add_arrays(Tensor x, Tensor y) -> Tensor` adds arrays, element by element: the gradients of a value whose sizes follow
+from data, of which each reader makes one.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +40,7 @@ from penstock.program.text import parse_block
 _LIBRARY: Any = torch.library.Library("penstock", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch
 _OPERANDS = "str kind, Tensor[] inputs, SymInt[] sizes, str[] blocks, int[] counts"
 _LIBRARY.define(f"control({_OPERANDS}) -> Tensor[]")
+_LIBRARY.define("add_arrays(Tensor x, Tensor y) -> Tensor")
 _LIBRARY.define(f"control_backward(Tensor?[] grads, {_OPERANDS}, int[] wanted) -> Tensor[]")
 
 Sizes = Mapping[str, int]
@@ -158,6 +163,14 @@ def _gradient_of(value: Value, var: VarDesc, found: Any) -> Tensor:
     return grad.clone(memory_format=torch.contiguous_format)  # torch may give two leaves one memory
 
 
+def _add_arrays(x: Tensor, y: Tensor) -> Tensor:
+    def added(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+        return one if other is None else other if one is None else one + other
+
+    elements = itertools.starmap(added, itertools.zip_longest(arrays.unpacked(x), arrays.unpacked(y)))
+    return arrays.packed(list(elements), x.dtype)
+
+
 # ---------------------------------------------------------------- shapes and derivative
 
 
@@ -206,3 +219,5 @@ _LIBRARY.impl("control_backward", _control_backward, "CompositeExplicitAutograd"
 torch.library.register_fake("penstock::control", _control_shape, lib=_LIBRARY)
 torch.library.register_fake("penstock::control_backward", _backward_shape, lib=_LIBRARY)
 torch.library.register_autograd("penstock::control", _derivative, setup_context=_context, lib=_LIBRARY)
+_LIBRARY.impl("add_arrays", _add_arrays, "CompositeExplicitAutograd")
+torch.library.register_fake("penstock::add_arrays", lambda x, y: torch.empty_like(x), lib=_LIBRARY)

@@ -7,6 +7,7 @@ generator, and guards that pin the batch.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,7 @@ from penstock.program.text import parse_block
 aten = torch.ops.aten
 # Calls that return as many tensors as a size says: type -> position of the dimension.
 _COUNTED = {"aten::split": 2, "aten::unsafe_split": 2, "aten::unbind": 1}
+_OF_ARRAYS = ("penstock.control_backward.default", "penstock.add_arrays.default")  # what makes gradients of arrays
 _ALIASES = {"aten::detach", "aten::alias", "aten::lift", "aten::lift_fresh"}
 
 
@@ -56,6 +58,8 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
             out, _ = call_on_fakes(func, self._known(args), kwargs)
             self.recording.alias(out, self.recording.name_of(args[0]))
             return out
+        if func is aten.add.Tensor and self._adds_arrays(args):
+            func = torch.ops.penstock.add_arrays.default
         _refuse(func, args, kwargs)
         # A real operand becomes its fake stand-in before the call, so that the call never touches it.
         args, kwargs = self._known(args), {k: self._known(v) for k, v in kwargs.items()}
@@ -78,6 +82,15 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         if isinstance(value, (list, tuple)):
             return type(value)(self._known(v) for v in value)
         return value
+
+    def _adds_arrays(self, operands: Sequence[Any]) -> bool:
+        """Whether autograd adds two gradients of an unsized variable, which are arrays: it has several readers."""
+        rec = self.recording
+        names = {rec.name_of(x) for x in operands if isinstance(x, torch.Tensor) and x.ndim == 1 and rec.is_named(x)}
+        if not names or any(rec.program.variables[name].shape != (0,) for name in names):
+            return False
+        makers = [op.type for op in rec.program.operators if names & {*op.output_names()}]
+        return bool(makers) and all(type_ in _OF_ARRAYS for type_ in makers)
 
     def _where_tape_ends(self, value: torch.Tensor) -> torch.Tensor:
         """Within a block, which is differentiated from its operators alone, the place where a gradient ends is one."""
