@@ -237,11 +237,7 @@ def test_what_has_no_sequences_is_refused() -> None:
         y = fluid.layers.data("y", [2], dtype="float64", lod_level=1)
         with pytest.raises(ProgramError, match="sequence_reverse needs ragged rows"):
             fluid.layers.sequence_reverse(x)
-        with pytest.raises(ProgramError, match="sequence_unpad needs lengths that are an input's"):
-            fluid.layers.sequence_unpad(x, fluid.layers.data("n", [1], dtype="int64") + 1)
         with pytest.raises(ProgramError, match="Pool them first"):
             fluid.layers.sequence_expand_as(y, y)
         with pytest.raises(ProgramError, match="follows from data"):
-            fluid.layers.sequence_pad(
-                fluid.layers.sequence_concat([y, y]), fluid.layers.fill_constant([1], "float64", 0.0)
-            )
+            fluid.layers.dynamic_gru(fluid.layers.fc(fluid.layers.sequence_concat([y, y]), 6), 2)

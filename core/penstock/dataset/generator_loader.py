@@ -175,7 +175,9 @@ def _array(variable: Any, value: Any) -> Any:
         if desc.has_several_rows and list(array.shape[1:]) != fixed:
             array = array.reshape(-1, *fixed)
         elif array.ndim != len(desc.shape):
-            array = array.reshape(len(array), *fixed)
+            array = array.reshape(-1 if array.size else len(array), *fixed)  # one sample may hold all rows
+    elif array.ndim == len(desc.shape) + 1:
+        array = array.reshape(-1, *array.shape[2:])
     return array
 
 

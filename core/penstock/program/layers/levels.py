@@ -114,7 +114,7 @@ def sequence_slice(input: Any, offset: Any, length: Any, name: str | None = None
         own = _expect_one_level("sequence_slice", input)
         ends = own.cumsum(0)
         starts, counts = ends - own + offset.reshape([-1, 1]).to(torch.int64), length.reshape([-1, 1]).to(torch.int64)
-        return _picked(input, starts, counts, ends)
+        return picked_rows(input, starts, counts, ends)
 
 
 def _expect_one_level(layer: str, x: Any) -> Any:
@@ -128,8 +128,8 @@ def _expect_one_level(layer: str, x: Any) -> Any:
     return levels[0]
 
 
-def _picked(x: Any, starts: Any, counts: Any, ends: Any) -> Any:
-    """The rows of x between starts and starts + counts, as sequences."""
+def picked_rows(x: Any, starts: Any, counts: Any, ends: Any) -> Any:
+    """Return the rows of x between starts and starts + counts, as sequences. `ends`: beyond which none may be."""
     recording = recording_of(default_main_program())
 
     def build() -> Any:
@@ -151,7 +151,7 @@ def repeat_sequences(x: Any, counts: Any) -> Any:
         parts = [empty_fake([size, 1], None, torch.int64) for _ in range(3)]
         for fake, value in zip(parts, (ends - own, own, ends), strict=True):
             append(recording, "rows_repeated", (value, counts), [fake])
-        return _picked(x, *map(recording.handle, parts))
+        return picked_rows(x, *map(recording.handle, parts))
 
     return sized_in_block(recording, build)
 

@@ -18,11 +18,12 @@ from penstock.errors import ProgramError
 from penstock.program.expr import Expr
 from penstock.program.ir import VarDesc
 from penstock.program.layers.inputs import fluid_data, rows_input, steps_input
-from penstock.program.layers.levels import counted, repeat_sequences
+from penstock.program.layers.levels import counted, picked_rows, repeat_sequences
 from penstock.program.layers.network import fc
 from penstock.program.layers.sizes import known_size
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.opening import recording_of
+from penstock.program.record.ragged import join_rows
 from penstock.program.record.renaming import rename_recorded
 from penstock.program.record.source import user_line
 from penstock.program.record.unsized import reads_unsized, sized_in_block
@@ -87,7 +88,14 @@ def is_sequence(x: Any) -> bool:
 def padded(layer: str, x: Any) -> tuple[Any, Any]:
     """Return ragged rows as [n, steps, …] with zeros behind, and their lengths."""
     own = _expect_lengths(layer, x)
-    return _in_rows(x, own, _steps(layer, x), x.new_zeros([1, *x.shape[1:]])), own
+    steps = _steps(x)
+    if steps is None:
+        raise ProgramError(
+            f"{user_line()}: {layer}: how long the longest sequence of {x} is follows from data; it is known of "
+            "inputs, and of what has their rows",
+            variable=x.name,
+        )
+    return _in_rows(x, own, steps, x.new_zeros([1, *x.shape[1:]])), own
 
 
 def unpadded(x: Any, like: Any) -> Any:
@@ -180,30 +188,40 @@ def sequence_pad(x: Any, pad_value: Any, maxlen: int | None = None, name: str | 
     """Put each sequence in a row of its own; return it with the lengths.
 
     Shapes: x [rows, …], ragged; pad_value: a variable of one element, or of a row's shape; result [n, maxlen, …] and
-    int64 [n]. Without `maxlen` it is that of the longest sequence; then the lengths must be an input's. A sequence that
-    is longer than `maxlen` is an OperatorError of the run. Source: fluid.layers.sequence_pad.
+    int64 [n]. Without `maxlen` it is that of the longest sequence, a size that follows from data unless the sequences
+    are an input's. A sequence that is longer than `maxlen` is an OperatorError of the run.
+    Source: fluid.layers.sequence_pad.
     """
     with name_scope(name or default_main_program().unique("sequence_pad")):
         own = lengths = _expect_lengths("sequence_pad", x)
         if maxlen is not None:
             own = record_call(torch.ops.penstock.checked_lengths, (own, int(maxlen), "sequence_pad"), {})
-            steps = own.new_ones([int(maxlen)]).cumsum(0) - 1
-        else:
-            steps = _steps("sequence_pad", x)
+        steps = _steps(x) if maxlen is None else own.new_ones([int(maxlen)]).cumsum(0) - 1
         filler = pad_value.to(x.dtype).expand(1, *x.shape[1:])
-        return _in_rows(x, own, steps, filler), lengths.reshape(-1)
+        if steps is not None:
+            return _in_rows(x, own, steps, filler), lengths.reshape(-1)
+        recording = recording_of(default_main_program())
+        padded = sized_in_block(recording, lambda: _in_rows(x, own, counted(recording, torch.max(own)), filler))
+        return padded, lengths.reshape(-1)
 
 
 @reads_unsized
 def sequence_unpad(x: Any, length: Any, name: str | None = None) -> Any:
     """Return the rows' own steps one after another.
 
-    Shapes: x [n, t, …]; length int64 [n] or [n, 1]: an input, or the lengths of a ragged one (`sequence_lengths`, or
-    from `sequence_pad`), whose rows and sequences the result has. Raises ProgramError for other lengths.
+    Shapes: x [n, t, …]; length int [n] or [n, 1]. The result has the rows and sequences of an input whose lengths these
+    are (`sequence_lengths`, or from `sequence_pad`), or which they are; else its rows follow from data. A length above
+    t is an OperatorError of the run.
     """
     program = default_main_program()
     with name_scope(name or program.unique("sequence_unpad")):
+        join_rows(recording_of(program), (x, length))
         source = _rows_with(length)
+        if source is None:
+            counts = length.reshape([-1, 1]).to(torch.int64)
+            counts = record_call(torch.ops.penstock.checked_lengths, (counts, x.shape[1], "sequence_unpad"), {})
+            ends: Any = torch.ones_like(counts).cumsum(0) * x.shape[1]
+            return picked_rows(x.flatten(0, 1), ends - x.shape[1], counts, ends)
         own = record_call(
             torch.ops.penstock.checked_lengths,
             (program.handle(source.name + LENGTHS), x.shape[1], "sequence_unpad"), {},
@@ -212,18 +230,14 @@ def sequence_unpad(x: Any, length: Any, name: str | None = None) -> Any:
 
 
 def _rows_with(length: Any) -> Any:
-    """The ragged input that has these lengths."""
+    """The ragged input that has these lengths; None if no input does."""
     program = default_main_program()
     whole = program.variables[program.variables[length.name].storage]
     if whole.feed and is_ragged(program, whole.name.removesuffix(LENGTHS)):
         return program.handle(whole.name.removesuffix(LENGTHS))
     if whole.feed and whole.dtype == "int64" and whole.shape[1:] in ((), (1,)):
         return rows_input(whole.name)
-    raise ProgramError(
-        f"{user_line()}: sequence_unpad needs lengths that are an input's, so that the rows are known; got {length}"
-        ". Take them from sequence_pad or sequence_lengths, or feed them",
-        variable=length.name,
-    )
+    return None
 
 
 @reads_unsized
@@ -331,17 +345,10 @@ def _windows(x: Any, lengths: Any, first: int, size: int, pad_value: float) -> A
     return found.masked_fill(outside, pad_value)
 
 
-def _steps(layer: str, x: Any) -> Any:
-    """The steps of the longest of the sequences that x has."""
-    program = default_main_program()
-    owner = ragged_with_rows(program, x.desc.shape[0])
-    if owner is None or not owner.feed:
-        raise ProgramError(
-            f"{user_line()}: {layer}: how long the longest sequence of {x} is follows from data; it is known of "
-            "inputs, and of what has their rows",
-            variable=x.name,
-        )
-    return steps_input(owner.name)
+def _steps(x: Any) -> Any:
+    """The steps of the longest of the sequences that x has; None where no input has them."""
+    owner = ragged_with_rows(default_main_program(), x.desc.shape[0])
+    return None if owner is None or not owner.feed else steps_input(owner.name)
 
 
 def _in_rows(x: Any, lengths: Any, steps: Any, filler: Any) -> Any:
