@@ -15,6 +15,7 @@ import torch
 from penstock.errors import ProgramError
 from penstock.program.expr import Dim, Expr
 from penstock.program.ir import Operator, Output, VarDesc
+from penstock.program.initializers import SEED
 from penstock.program.kernels import CAPTURED, concrete, resolve
 from penstock.program.legality import check
 from penstock.program.program import Program
@@ -63,6 +64,8 @@ def _size(recording: Recording, dim: Dim) -> Any:
 def _with_sizes(recording: Recording, value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_with_sizes(recording, v) for v in value)
+    if isinstance(value, Expr) and value.symbols() == {SEED}:
+        return 0  # of an initializer, whose shapes depend on no seed
     return _size(recording, value) if isinstance(value, Expr) else value
 
 
