@@ -22,6 +22,7 @@ _WHERE = {
     "default_startup_program": "program.record.context",
     "program_guard": "program.record.context",
     "name_scope": "program.framework.name_scopes",
+    "device_guard": "program.framework.device_guard",
     "Variable": "program.record.variable",
     "LayerHelper": "program.framework",
     "ParamAttr": "program.training.parameters",

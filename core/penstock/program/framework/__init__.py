@@ -2,6 +2,7 @@
 
 from penstock.program.eager import in_dygraph_mode
 from penstock.program.framework.appending import Writer
+from penstock.program.framework.device_guard import device_guard
 from penstock.program.framework.layer_helper import LayerHelper
 from penstock.program.framework.name_scopes import name_scope
 from penstock.program.operator_types import BlockOperator
@@ -22,6 +23,6 @@ Operator, grad_var_name, convert_np_dtype_to_dtype_ = BlockOperator, grad_name, 
 
 __all__ = [
     "Block", "Declared", "LayerHelper", "Operator", "Parameter", "Program", "Variable", "convert_np_dtype_to_dtype_",
-    "default_main_program", "default_startup_program", "grad_var_name", "in_dygraph_mode", "name_scope",
+    "default_main_program", "default_startup_program", "device_guard", "grad_var_name", "in_dygraph_mode", "name_scope",
     "program_guard", "switch_main_program", "switch_startup_program",
 ]  # fmt: skip

@@ -12,7 +12,9 @@ from penstock.program.layers.activations import activate
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.declared import written
 from penstock.program.record.ragged import join_sizes
+from penstock.program.record.renaming import rename_recorded
 from penstock.program.record.source import user_line
+from penstock.program.record.unsized import Unsized
 
 
 def _elementwise(kind: str, function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -138,10 +140,17 @@ def sums(input: Sequence[Any], out: Any = None) -> Any:
 
 
 def cos_sim(X: Any, Y: Any) -> Any:
-    """Return the cosine of the angle between rows. Shapes: X [n, d]; Y [n, d] or [1, d]; result [n, 1]."""
-    with name_scope(default_main_program().unique("cos_sim")):
+    """Return the cosine of the angle between rows, named as in Fluid, `cos_sim_0.tmp_0`, since scripts fetch it so.
+
+    Shapes: X [n, d]; Y [n, d] or [1, d]; result [n, 1].
+    """
+    prefix = default_main_program().unique("cos_sim")
+    with name_scope(prefix):
         lengths = (X * X).sum(1, keepdim=True).sqrt() * (Y * Y).sum(1, keepdim=True).sqrt()
-        return (X * Y).sum(1, keepdim=True) / lengths
+        made = (X * Y).sum(1, keepdim=True) / lengths
+        if not isinstance(made, Unsized):
+            rename_recorded(made._recording, made.fake, f"{prefix}.tmp_0")
+        return made
 
 
 Dims = int | Sequence[int] | None
