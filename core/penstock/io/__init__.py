@@ -22,6 +22,7 @@ from penstock.dataset.readers import (
     shuffle,
     xmap_readers,
 )
+from penstock.io import load_operator as _load_operator  # noqa: F401 - of Programs that were saved
 from penstock.io.checkpoints.fence import StaleAttempt
 from penstock.io.checkpoints.restoring import Restored
 from penstock.io.checkpoints.saving import CheckpointManager

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.native import delays as _delays  # noqa: F401 - registers its operator
+from penstock.program.control.arrays import packed, unpacked
 
 OPS: Any = torch.ops.penstock
 
@@ -67,4 +68,12 @@ def delayed() -> Sequence[tuple[Tensor, Tensor]]:
     return [(OPS.delayed(x, torch.zeros(5)), x)]
 
 
-ORACLES = (control, control_backward, delayed)
+def add_arrays() -> Sequence[tuple[Tensor, Tensor]]:
+    """Elements that both have are added; others stay."""
+    x, y, z = torch.rand(2, 3), torch.rand(2, 3), torch.rand(4)
+    made = unpacked(OPS.add_arrays(packed([x, None, z], x.dtype), packed([y, y], x.dtype)))
+    assert all(one is not None for one in made)
+    return list(zip((one for one in made if one is not None), (x + y, y, z), strict=True))
+
+
+ORACLES = (add_arrays, control, control_backward, delayed)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from functools import cache
 from itertools import groupby, pairwise, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.io import load_operator as _load_operator  # noqa: F401 - as below
+from penstock.io.fluid.folders import write_separate
+from penstock.io.fluid.tensors import FluidTensor
 from penstock.native import ops as _ops  # noqa: F401 - registers its operators
+from penstock.native import trees as _trees  # noqa: F401 - as above
 from penstock.program.layers.python_functions import key_of
 
 OPS: Any = torch.ops.penstock
@@ -321,6 +327,51 @@ def hash_rows() -> Pairs:
     ]
 
 
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    return TemporaryDirectory()
+
+
+def saved(values: Tensor) -> str:
+    """The path of a file of Fluid's with one variable."""
+    write_separate(Path(_folder().name), {"x": FluidTensor(values)})
+    return str(Path(_folder().name) / "x")
+
+
+def load_file() -> Pairs:
+    values = torch.randn(3, 2, dtype=torch.float64)
+    path, half = saved(values), torch.float16
+    return [
+        (OPS.load_file(path, [3, 2], values.dtype), values),
+        (OPS.load_file(path, [3, 2], half), values.to(half)),
+    ]
+
+
+def sample_tree() -> Pairs:
+    """Rows that are drawn one by one: a position that is there already stands for the last one."""
+    paths, levels = torch.tensor([[1, 2, 5], [1, 3, 0]]), torch.tensor([1, 2, 3, 4, 5, 6, 7, 8])
+    items, negatives, sizes = torch.tensor([0, 1, 0, 0]), [0, 1, 2], [1, 3, 4]
+    numbers = torch.tensor([[0.0, 0.9, 0.4, 0.9, 0.1, 0.2, 0.5], [0.5] * 7, [0.99] * 7, [0.3] * 7], dtype=torch.float64)
+    rows = []
+    for row, item in enumerate(items.tolist()):
+        left, first, own_row = numbers[row].tolist(), 0, []
+        for level, (num, size) in enumerate(zip(negatives, sizes, strict=True)):
+            own, chosen = int(paths[item, level]), list[int]()
+            for last in range(size - num - 1, size) if num else ():
+                drawn = int(left.pop(0) * (last + 1))
+                chosen.append(last if drawn in chosen else drawn)
+            nodes = [int(levels[first + position]) for position in chosen]
+            if num:
+                at = int(left.pop(0) * (num + 1))
+                nodes.pop(nodes.index(own) if own in nodes else at)
+            exists = own != 0
+            own_row += [(node * exists, int(k == 0 and exists), int(exists)) for k, node in enumerate([own, *nodes])]
+            first += size
+        rows.append(own_row)
+    found = OPS.sample_tree(items, paths, levels, numbers, negatives, sizes, True)
+    return list(zip(found, torch.tensor(rows).unbind(2), strict=True))
+
+
 def py_func() -> Pairs:
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     forward, backward = key_of(np.tanh), key_of(lambda _, y, grad: np.array(grad) * (1 - np.array(y) ** 2))
@@ -342,7 +393,8 @@ LAYERS = {
         function.__name__: function
         for function in (
             chunk_eval, ctc, ctc_backward, cvm, data_norm_update_, distinct_ids, edit_distance, expect_true,
-            gather_tree, gru_sequence, gru_sequence_backward, hash_rows, py_func, py_func_grad, random,
+            gather_tree, gru_sequence, gru_sequence_backward, hash_rows, load_file, py_func, py_func_grad, random,
+            sample_tree,
         )
     },
 }  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.native.ops import recurrent
 from tests.native.ops.blocks import branch
+from tests.native.ops.oracles_of_layers import saved
 from tests.support import typed_ops as ops
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,6 +22,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from penstock.compat.torch import schema_of
 from penstock.distributed.collective import COLLECTIVE_NAMES
 from penstock.native import fused_ops as _fused_ops  # noqa: F401 - registers its operators
+from penstock.native import trees as _trees  # noqa: F401 - as above
+from penstock.program.control.arrays import packed
 from penstock.program.layers.python_functions import key_of  # and registers the operators of layers
 from penstock.ps.remote_ops import REMOTE_NAMES
 
@@ -230,7 +233,11 @@ CASES = [
     Case("ctc_backward", lambda: [torch.rand(2, 1), *_labelled()], is_copied=False),
     Case("edit_distance", lambda: [_ids(2, 4), _ids(2, 3), *_two_lengths(), [1], False]),
     Case("chunk_eval", lambda: [_ids(6, 1, below=5), _ids(6, 1, below=5), _sequences(), "IOB", 2, []]),
+    Case("load_file", lambda: [saved(torch.randn(3, 2)), [3, 2], torch.float32]),
     Case("hash_rows", lambda: [_ids(6, 3), 2, 1000]),
+    Case(
+        "sample_tree", lambda: [_ids(6), _ids(2, 2, below=5), _ids(5, below=5), torch.rand(6, 3), [0, 1], [1, 4], True]
+    ),
     Case("cvm", lambda: [torch.rand(6, 3), torch.rand(6, 2), True]),
     Case("cvm", lambda: [torch.rand(6, 3), torch.rand(6, 2), False]),
     Case("data_norm_update_", lambda: [*torch.rand(3, 4), torch.rand(6, 4), torch.rand(4), 0.1, 0.5, 2, True]),
@@ -242,6 +249,7 @@ CASES = [
     Case("py_func", lambda: [[torch.rand(2, 3)], [2, 3], [2], ["float32"], key_of(np.tanh), "", [0]]),
     Case("py_func_grad", lambda: [[torch.rand(2, 3), None], [torch.rand(2, 3)], key_of(lambda x, _: np.array(x))]),
     Case("control", lambda: branch(taken=True)),
+    Case("add_arrays", lambda: [packed([torch.rand(2)], torch.float32), packed([torch.rand(2)], torch.float32)]),
     Case("control_backward", lambda: [[torch.rand(2, 3)], *branch(taken=False), [1]]),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=[case.operator for case in CASES])
