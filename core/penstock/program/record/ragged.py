@@ -14,7 +14,7 @@ first error is raised and nothing has changed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from penstock.compat.torch import tree_leaves, tree_map
@@ -56,19 +56,9 @@ def with_equal_rows(
     if several:
         with contextlib.suppress(Exception), multiplied(recording, several):
             return call(operands)
-    if shares:
-        batch = recording.symbols.size(sym(batch_symbol(recording.program)))
+    for counted, rows in _rows_to_count(recording, operands, shares, sums):
         with contextlib.suppress(Exception):
-            return call(tree_map(lambda v: count(v, batch) if _name(v) in shares else v, operands))
-    batches, rows = _batches_of_fixed_rows(recording.program, operands, {})
-    if batches:
-        with contextlib.suppress(Exception):
-            return call(tree_map(lambda v: count(v, rows) if _name(v) in batches else v, operands))
-    if sums:
-        kept, *others = sums
-        rows = recording.symbols.size(recording.program.variables[kept].shape[0])
-        with contextlib.suppress(Exception):
-            return call(tree_map(lambda v: count(v, rows) if _name(v) in others else v, operands))
+            return call(_counted(operands, counted, rows, count))
     raise first
 
 
@@ -87,8 +77,26 @@ def _with_counted_batch(
         if not batches:
             raise
         with contextlib.suppress(Exception):
-            return call(tree_map(lambda v: count(v, rows) if _name(v) in batches else v, operands))
+            return call(_counted(operands, batches, rows, count))
         raise
+
+
+def _rows_to_count(
+    recording: Recording, operands: Any, shares: Collection[str], sums: Sequence[str]
+) -> Iterator[tuple[Collection[str], Any]]:
+    """Give operands whose rows may be counted in the run, and what they have to be."""
+    sizes, program = recording.symbols, recording.program
+    if shares:
+        yield shares, sizes.size(sym(batch_symbol(program)))
+    batches, rows = _batches_of_fixed_rows(program, operands, {})
+    if batches:
+        yield batches, rows
+    if sums:
+        yield sums[1:], sizes.size(program.variables[sums[0]].shape[0])
+
+
+def _counted(operands: Any, names: Collection[str], rows: Any, count: Callable[[Any, Any], Any]) -> Any:
+    return tree_map(lambda v: count(v, rows) if _name(v) in names else v, operands)
 
 
 def join_rows(recording: Recording, operands: Any) -> None:

@@ -14,8 +14,8 @@ import torch
 
 from penstock.errors import ProgramError
 from penstock.program.expr import Dim, Expr
-from penstock.program.ir import Operator, Output, VarDesc
 from penstock.program.initializers import SEED
+from penstock.program.ir import Operator, Output, VarDesc
 from penstock.program.kernels import CAPTURED, concrete, resolve
 from penstock.program.legality import check
 from penstock.program.program import Program

@@ -69,10 +69,7 @@ class Variable:
 
     @property
     def shape(self) -> torch.Size:
-        """Sizes; the batch is a symbol that prints like s77 and takes part in arithmetic.
-
-        They are recorded in torch's functions, so reading them opens the recording of the Program.
-        """
+        """Sizes; the batch is a symbol like s77, which takes part in arithmetic. Reading them opens the recording."""
         _refuse_module()
         variable_used(recording_now(self._recording).program)
         return self.fake.shape
