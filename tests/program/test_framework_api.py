@@ -78,8 +78,8 @@ def test_what_an_operator_makes_can_be_kept_in_the_scope() -> None:
     twice.persistable = True
     run([], x=ROWS)
     np.testing.assert_array_equal(np.array(fluid.global_scope().find_var(twice.name).get_tensor()), 2 * ROWS)
-    with pytest.raises(ProgramError, match="cannot become True: it is a view"):
-        fluid.layers.reshape(x, [-1]).persistable = True
+    with pytest.raises(ProgramError, match="cannot become False: it is state"):
+        fluid.layers.create_parameter([3], "float32").persistable = False
 
 
 def test_an_input_with_a_batch_stays_one_when_made_persistable(caplog: pytest.LogCaptureFixture) -> None:

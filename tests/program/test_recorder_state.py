@@ -144,3 +144,25 @@ def test_a_program_that_nothing_refers_to_is_collected() -> None:
     del main
     gc.collect()
     assert alive() is None
+
+
+def test_a_view_that_shall_live_on_becomes_a_copy() -> None:
+    main, startup, scope = fluid.Program(), fluid.Program(), fluid.Scope()
+    with fluid.program_guard(main, startup):
+        x = fluid.data("x", [2, 3], "float64")
+        x.stop_gradient = False
+        doubled = x * 2.0
+        turned = fluid.layers.transpose(doubled, [1, 0])
+        before = turned + 1.0
+        turned.persistable = True
+        fluid.layers.assign(doubled * 100.0, doubled)
+        loss = fluid.layers.reduce_sum(turned * turned) + fluid.layers.reduce_sum(before)
+        fluid.append_backward(loss)
+    assert fluid.Program.parse(str(main)) == main
+    value = np.arange(6.0).reshape(2, 3)
+    exe = fluid.Executor()
+    exe.run(startup, scope=scope)
+    found = exe.run(main, {"x": value}, [turned, before, "x@GRAD"], scope=scope)
+    for got, wanted in zip(found, (2.0 * value.T, 2.0 * value.T + 1.0, 8.0 * value + 2.0), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    np.testing.assert_array_equal(np.array(scope.find_var(turned.name)), 2.0 * value.T)

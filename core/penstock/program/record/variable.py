@@ -105,7 +105,7 @@ class Variable:
         """Whether the value lives on between runs. Set it, and the scope holds what an operator made last.
 
         An input whose shape has no batch becomes a variable of the scope, which a feed sets; another one stays an
-        input, with a warning. Raises ProgramError for what cannot change: state and views.
+        input, with a warning. A view becomes a copy. Raises ProgramError for state.
         """
         return self.desc.persistable
 
@@ -118,17 +118,17 @@ class Variable:
         if desc.persistable == bool(value):
             return
         if desc.feed and all(isinstance(size, int) for size in desc.shape):
-            self._describe(persistable=True, feed=False, buffer=True)
-            return
+            return self._describe(persistable=True, feed=False, buffer=True)
         if desc.feed and value:
             text = f"input {self.name!r} stays an input, fed to every run ({user_line()}): the scope keeps no batch"
             return warn_once(_log, text, self.program, about=self.name)
-        if desc.storage != desc.name or (desc.persistable and not desc.buffer) or not self._is_made():
+        if value and desc.storage != desc.name and self._is_made():
+            self._recording.copy_view(self._recording, self.name)
+        elif desc.storage != desc.name or (desc.persistable and not desc.buffer) or not self._is_made():
             raise ProgramError(
-                f"{user_line()}: persistable of {self.name!r} cannot become {bool(value)}: it is a view or state. Keep "
-                "what an operator makes (layers.assign of it), or name what to save: fluid.io.save_vars(vars=[...])",
-                variable=self.name,
-            )
+                f"{user_line()}: persistable of {self.name!r} cannot become {bool(value)}: it is state. Keep what an "
+                "operator makes (layers.assign of it), or name what to save: save_vars(vars=[...])", variable=self.name,
+            )  # fmt: skip
         self._describe(persistable=bool(value), buffer=bool(value))
 
     def _is_made(self) -> bool:

@@ -29,16 +29,31 @@ def take_over(recording: Recording, name: str, made: torch.Tensor) -> None:
         with recording_modes(recording), torch.set_grad_enabled(torch.is_grad_enabled() and not handle.persistable):
             handle.fake.copy_(made)
         return
+    _stand_for(recording, name, made)
+    program.variables[name] = replace(program.variables[name], kind=kind)
+
+
+def _stand_for(recording: Recording, name: str, made: torch.Tensor) -> None:
+    """Give what was just recorded the name of another variable, which gets a name of its own."""
+    program, handle = recording.program, recording.handles[name]
     old = handle.fake
     former = program.unique(f"{name}@BEFORE")
     rename_recorded(recording, old, former)
     recording.handles[former] = Variable(recording, former, old)
     rename_recorded(recording, made, name)
-    program.variables[name] = replace(program.variables[name], kind=kind)
     handle.stand_for(made, name)
     recording.handles[name] = handle
 
 
+def copy_view(recording: Recording, name: str) -> None:
+    """Let the name of a view mean a copy of it from now on; what was recorded before reads the view."""
+    handle = recording.handles[name]
+    with recording_modes(recording):
+        made = handle.fake.clone(memory_format=torch.contiguous_format)
+    _stand_for(recording, name, made)
+
+
+Recording.copy_view = staticmethod(copy_view)
 ARRAY_ASSIGN = "penstock.array_assign"
 
 
