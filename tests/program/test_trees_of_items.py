@@ -117,6 +117,7 @@ def test_a_tree_that_the_script_declared_is_the_one_that_is_read() -> None:
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup):
         fluid.layers.create_parameter([2, 2], "float32", default_initializer=fluid.initializer.Normal())
+        tdm_sampler(fluid.data("item", [None, 1], "int64"), NEGATIVES, [1, 2, 5], 5)  # parameters of integers
         for program in (startup, main):
             block = program.global_block()
             given = {"initializer": fluid.initializer.ConstantInitializer(0)} if program is startup else {}
@@ -125,5 +126,5 @@ def test_a_tree_that_the_script_declared_is_the_one_that_is_read() -> None:
         children, _ = tdm_child(x, 9, 3, Attr(name="info"), dtype="int32")
         items = fluid.layers.gather_nd(main.global_block().var("info"), children.reshape([-1, 1]))
     exe, scope = started(main, startup, info=info())
-    found = exe.run(main, {"x": np.array([[2]])}, [items], scope=scope)[0]
+    found = exe.run(main, {"x": np.array([[2]]), "item": np.array([[0]])}, [items], scope=scope)[0]
     assert found[:, 0].tolist() == [11, 12, 13]

@@ -46,7 +46,8 @@ def replay(program: Program) -> Recording:
                 _run(recording, op)
     recording.active = 0
     for var in program.parameters():
-        recording.tensor_of(var.name).requires_grad_(var.trainable)
+        tensor = recording.tensor_of(var.name)
+        tensor.requires_grad_(var.trainable and tensor.is_floating_point())
     recording.num_replayed = len(program.operators)
     recording.num_seeds = _count_names(program)
     return recording
