@@ -199,7 +199,7 @@ def step_figures(frame: Frame, before: tuple[int, int] | None = None) -> list[St
     """Turn the rows of a METRICS frame into series values. Raises PeerError if a column is missing.
 
     `before`: step and time_ns of the row that the stream reported last. Samples/s is of the time since then, so that
-    what lies between steps counts; the first row, and one whose step or time goes back, has that within its steps.
+    what lies between steps counts; the first row, and one whose step or time goes back, has none.
     """
     names = ("STEP", "TIME_NS", "LOSS", "SAMPLES", "STEP_NS", "SYNC_BYTES", "SYNC_NS")
     try:
@@ -211,7 +211,7 @@ def step_figures(frame: Frame, before: tuple[int, int] | None = None) -> list[St
         if step > MAX_INT:
             raise PeerError(f"a METRICS frame has a row of step {step}; the highest is {MAX_INT}")
         values = {"step_ms": step_ns / 1e6, "sync_bytes": float(sync_bytes), "sync_ms": sync_ns / 1e6}
-        rate = samples_per_s(samples, step_ns, (step, time_ns), before)
+        rate = samples_per_s(samples, (step, time_ns), before)
         if rate is not None:
             values["samples_per_s"] = rate
         before = (step, time_ns)
@@ -221,11 +221,11 @@ def step_figures(frame: Frame, before: tuple[int, int] | None = None) -> list[St
     return rows
 
 
-def samples_per_s(samples: int, step_ns: int, now: tuple[int, int], before: tuple[int, int] | None) -> float | None:
-    """Return samples a second since `before`; within the step without one. `samples`, `step_ns`: means of a step."""
-    if before is not None and now[0] > before[0] and now[1] > before[1]:
-        return samples * (now[0] - before[0]) * 1e9 / (now[1] - before[1])
-    return samples * 1e9 / step_ns if step_ns > 0 else None
+def samples_per_s(samples: int, now: tuple[int, int], before: tuple[int, int] | None) -> float | None:
+    """Return samples a second since `before`, None if nothing was. `samples`: of a step, the mean since then."""
+    if before is None or now[0] <= before[0] or now[1] <= before[1]:
+        return None
+    return samples * (now[0] - before[0]) * 1e9 / (now[1] - before[1])
 
 
 def fits(value: object, highest: int) -> bool:
