@@ -45,8 +45,11 @@ def main() -> None:
         registered = json.loads(link.recv())
         numbers = iter(range(2**62))
 
-        def send(kind: Kind, columns: Mapping[Column, Array] | None = None, body: Any = None, **more: int) -> None:
-            frame = Frame(kind, registered["stream"], registered["epoch"], next(numbers), time.time_ns(), **more,
+        def send(
+            kind: Kind, columns: Mapping[Column, Array] | None = None, body: Any = None, ago_ns: int = 0, **more: int
+        ) -> None:
+            t0_ns = time.time_ns() - ago_ns
+            frame = Frame(kind, registered["stream"], registered["epoch"], next(numbers), t0_ns, **more,
                           columns=columns or {}, body=body)  # fmt: skip
             link.send(encode(frame))
 
@@ -76,7 +79,9 @@ def _feed(send: Any, link: ClientConnection, options: argparse.Namespace) -> Non
             with contextlib.suppress(TimeoutError):
                 while True:
                     link.recv(timeout=0)  # unread answers would hold the server's pongs up
-            send(Kind.OP_EVENTS, _step(options.slices, num_ops, cost_ns), step=tick, flags=FLAG_WHOLE_STEP)
+            step = _step(options.slices, num_ops, cost_ns)
+            span_ns = int((step[Column.START_NS] + step[Column.DURATION_NS]).max())
+            send(Kind.OP_EVENTS, step, step=tick, flags=FLAG_WHOLE_STEP, ago_ns=span_ns)
         tick += 1
         time.sleep(PERIOD_S)
 

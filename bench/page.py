@@ -3,7 +3,11 @@
 A trainer of `--operators` operators (20,000) sends 100,000 operator runs a second and, once a second, a whole step of
 `--slices` slices. A person's hand drags the graph about, collapsed and expanded, and the timeline; meanwhile the time
 between animation frames and the tasks longer than 50 ms on the main thread are measured. `layout_ms` is the time in the
-worker. `blank`: frames of the canvas without a box.
+worker. `blank`: frames of the canvas without a box. `event_to_pixel`: from the end of the oldest event that a frame
+shows (the trainer's clock when it sends) to the end of painting it.
+
+`--soak-minutes 30` instead keeps the page open for that long, at light load (name `--operators 2000 --slices 5000`),
+and reads its heap once a minute, after a collection of garbage.
 
 Software rendering: a Chromium without a GPU draws on the processor, on which the server and the trainer run as well.
 """
@@ -36,6 +40,7 @@ ARGUMENTS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "-
 START_S = 60
 DRAG_S = 4.0
 SETTLE_MS = 1500
+LAG_MS = 6000
 MIN_COLOURS = 8  # a canvas with boxes on it has more; a blank one has one
 WATCH = """() => {
   window.__tasks = []; window.__frames = [];
@@ -57,13 +62,14 @@ COLOURS = """(canvas) => {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sizes."""
     parser.add_argument("--operators", type=int, default=20_000)
-    parser.add_argument("--slices", type=int, default=50_000)
+    parser.add_argument("--slices", type=int, default=100_000)
+    parser.add_argument("--soak-minutes", type=int, default=0)
 
 
 def main(rounds: int, json_only: bool, options: argparse.Namespace) -> Report:
     """Measure `rounds` drags of each view."""
     report = Report("page", rounds)
-    seconds = 60 + rounds * 3 * (DRAG_S + 8)
+    seconds = 60 + 60 * options.soak_minutes + rounds * 4 * (DRAG_S + 8)
     with tempfile.TemporaryDirectory() as folder, _server(Path(folder)) as (url, token):
         command = [sys.executable, "-m", "bench._page_feeder", "--url", url, "--operators", str(options.operators),
                    "--slices", str(options.slices), "--seconds", str(seconds)]  # fmt: skip
@@ -73,14 +79,21 @@ def main(rounds: int, json_only: bool, options: argparse.Namespace) -> Report:
             feeder.stdin.write(token + "\n")
             feeder.stdin.flush()
             job_id = feeder.stdout.readline().strip()
-            _browse(report, url, token, job_id, rounds)
+            with _opened(url, token, job_id) as (page, opened_s):
+                report.figures["open_to_layout_s"] = round(opened_s, 2)
+                if options.soak_minutes:
+                    _soak(report, page, options.soak_minutes)
+                else:
+                    _browse(report, page, rounds)
         finally:
             feeder.terminate()
             feeder.wait()
     return report
 
 
-def _browse(report: Report, url: str, token: str, job_id: str, rounds: int) -> None:
+@contextlib.contextmanager
+def _opened(url: str, token: str, job_id: str) -> Iterator[tuple[Page, float]]:
+    """A page with the job's graph, and the seconds until that was laid out."""
     executable = os.environ.get("PENSTOCK_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=list(ARGUMENTS))
@@ -90,26 +103,56 @@ def _browse(report: Report, url: str, token: str, job_id: str, rounds: int) -> N
         page.wait_for_url(f"{url}/")
         began = time.perf_counter()
         page.goto(f"{url}/jobs/{job_id}?tab=graph")
-        _until(page, "window.__penstock.layoutMs() > 0")
-        report.figures["open_to_layout_s"] = round(time.perf_counter() - began, 2)
-        page.wait_for_timeout(SETTLE_MS)
-        report.add("opening_longest_task_ms", [_tasks(page)], digits=0)
-        _dragged(report, "collapsed", page, "graph", rounds)
-        page.get_by_test_id("expand-all").click()
-        _until(page, "window.__penstock.boxes() > 1000")
-        page.wait_for_timeout(SETTLE_MS)
-        report.add("expanding_longest_task_ms", [_tasks(page)], digits=0)
-        report.add("layout_ms", [page.evaluate("window.__penstock.layoutMs()")], digits=0)
-        report.figures["boxes"] = page.evaluate("window.__penstock.boxes()")
-        _dragged(report, "expanded", page, "graph", rounds)
-        for _ in range(12):  # until operators can be read
-            page.mouse.wheel(0, -400)
-            page.wait_for_timeout(50)
-        _dragged(report, "operators", page, "graph", rounds)
-        page.get_by_test_id("tab-timeline").click()
-        page.wait_for_timeout(SETTLE_MS)
-        _dragged(report, "timeline", page, "timeline", rounds)
+        _until(page, "window.__penstock.layoutMs() > 0 || window.__penstock.boxes() > 0")
+        yield page, time.perf_counter() - began
         browser.close()
+
+
+def _browse(report: Report, page: Page, rounds: int) -> None:
+    page.wait_for_timeout(SETTLE_MS)
+    report.add("opening_longest_task_ms", [_tasks(page)], digits=0)
+    _dragged(report, "collapsed", page, "graph", rounds)
+    _lagged(report, "collapsed", page)
+    page.get_by_test_id("expand-all").click()
+    _until(page, "window.__penstock.boxes() > 1000")
+    page.wait_for_timeout(SETTLE_MS)
+    report.add("expanding_longest_task_ms", [_tasks(page)], digits=0)
+    report.add("layout_ms", [page.evaluate("window.__penstock.layoutMs()")], digits=0)
+    report.figures["boxes"] = page.evaluate("window.__penstock.boxes()")
+    _dragged(report, "expanded", page, "graph", rounds)
+    _lagged(report, "expanded", page)
+    for _ in range(12):  # until operators can be read
+        page.mouse.wheel(0, -400)
+        page.wait_for_timeout(50)
+    _dragged(report, "operators", page, "graph", rounds)
+    page.get_by_test_id("tab-timeline").click()
+    page.wait_for_timeout(SETTLE_MS)
+    _dragged(report, "timeline", page, "timeline", rounds)
+
+
+def _lagged(report: Report, name: str, page: Page) -> None:
+    """Add how long events take to the screen while nobody touches the page."""
+    page.evaluate("window.__penstock.takePixelLags()")
+    page.wait_for_timeout(LAG_MS)
+    lags = page.evaluate("window.__penstock.takePixelLags()")
+    report.figures[f"{name}_event_to_pixel_p95_ms"] = round(float(np.percentile(lags, 95)), 1)
+    report.figures[f"{name}_event_to_pixel_median_ms"] = round(float(np.median(lags)), 1)
+
+
+def _soak(report: Report, page: Page, minutes: int) -> None:
+    """Add the heap after each third of the time, and how much a minute it grew over the last half."""
+    session = page.context.new_cdp_session(page)
+    heap_mb = []
+    for _ in range(minutes):
+        page.wait_for_timeout(60_000)
+        session.send("HeapProfiler.collectGarbage")
+        heap_mb.append(session.send("Runtime.getHeapUsage")["usedSize"] / 2**20)
+    for part in (1, 2, 3):
+        at = max(0, minutes * part // 3 - 1)
+        report.figures[f"heap_after_{at + 1}_minutes_mb"] = round(heap_mb[at], 1)
+    half = heap_mb[minutes // 2 :]
+    slope = float(np.polyfit(np.arange(len(half)), half, 1)[0]) if len(half) > 1 else 0.0
+    report.figures["heap_growth_of_last_half_kb_per_minute"] = round(slope * 1024, 1)
 
 
 def _dragged(report: Report, name: str, page: Page, canvas: str, rounds: int) -> None:

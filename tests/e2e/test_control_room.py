@@ -117,6 +117,28 @@ def test_charts_of_two_trainers_share_a_scale_and_keep_zoom(open_page: Open, fee
     expect(out).to_have_count(0)
 
 
+def test_charts_are_smoothed_and_compared_with_another_run(open_page: Open, feed: Feed) -> None:
+    before, now = feed("curve-before"), feed("curve-now")
+    for feeder in (before, now):
+        feeder.steps(80, sampled=False)
+    page = open_page(f"/jobs/{now.job_id}?tab=metrics").page
+    values = page.get_by_test_id("values-loss")
+    expect(values.locator("b")).to_have_count(1)
+    other = page.get_by_test_id("compare").locator("option", has_text="curve-before")
+    page.get_by_test_id("compare").select_option(value=other.get_attribute("value"))
+    expect(values.locator("b")).to_have_count(2)
+    expect(values).to_contain_text(re.compile("this job.*curve-before", re.DOTALL))
+    page.get_by_test_id("smoothing").select_option("0.9")
+    page.get_by_test_id("log-axis").click()
+    assert "smooth=0.9" in page.url and "log=1" in page.url and before.job_id in page.url
+    page.reload()  # the address has all of it
+    expect(values.locator("b")).to_have_count(2)
+    expect(page.get_by_test_id("log-axis")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_test_id("chart-loss").locator("canvas")).to_be_visible()
+    page.get_by_role("button", name="Without curve-before").click()
+    expect(values.locator("b")).to_have_count(1)
+
+
 def test_a_page_that_lost_its_server_says_as_of_when(open_page: Open, tmp_path: Path, page_files: Path) -> None:
     running, process = start_server(tmp_path, page_files)
     try:

@@ -11,6 +11,7 @@ import type {
   Page,
   PilotRow,
   Problem,
+  SeriesSet,
 } from "./types";
 
 const BASE = "/api/v1";
@@ -89,6 +90,7 @@ export const api = {
   events: (jobId: string) => get<Page<EventRow>>(`/jobs/${enc(jobId)}/events?page_size=200`),
   why: (jobId: string) => get<Diagnosis>(`/jobs/${enc(jobId)}/why`),
   advice: (jobId: string) => get<Advice>(`/jobs/${enc(jobId)}/advice`),
+  metrics: (jobId: string) => get<{ readonly series: SeriesSet }>(`/jobs/${enc(jobId)}/metrics?max_points=2000`),
   /** A piece of a log, whole megabytes at once. */
   log: (jobId: string, replicaId: string, offset: number) =>
     get<LogChunk>(`/jobs/${enc(jobId)}/logs?replica_id=${enc(replicaId)}&offset=${offset}&limit=${1 << 20}`),

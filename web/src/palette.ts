@@ -53,8 +53,23 @@ export function palette(): Palette {
   return made;
 }
 
-/** `colour` (#rrggbb) with an alpha; canvases have no color-mix. */
+const mixed = new Map<string, string>();
+/** Far more than a theme and the levels of a glow have. */
+const MOST_MIXED = 4096;
+
+/** `colour` (#rrggbb) with an alpha; canvases have no color-mix. A canvas asks some 20,000 times a frame. */
 export function alpha(colour: string, opacity: number): string {
+  const key = colour + opacity;
+  let found = mixed.get(key);
+  if (found === undefined) {
+    found = withAlpha(colour, opacity);
+    if (mixed.size >= MOST_MIXED) mixed.clear();
+    mixed.set(key, found);
+  }
+  return found;
+}
+
+function withAlpha(colour: string, opacity: number): string {
   const hex = colour.slice(1);
   const part = (at: number) => Number.parseInt(hex.slice(at, at + 2), 16);
   return `rgba(${part(0)},${part(2)},${part(4)},${opacity})`;

@@ -1,7 +1,17 @@
 /** Charts of several trainers: one scale, values at the crosshair, the best, and the last step. */
 import { expect, test } from "vitest";
-import { bestOf, curvesOf, joined, newestStep, splitName, valueAt } from "../src/store/curves";
-import { SeriesStore } from "../src/store/series";
+import {
+  aboveZero,
+  bestOf,
+  curvesOf,
+  gapsOf,
+  joined,
+  newestStep,
+  smoothed,
+  splitName,
+  valueAt,
+} from "../src/store/curves";
+import { Series, SeriesStore } from "../src/store/series";
 
 function store(set: Record<string, [number, number][]>): SeriesStore {
   const made = new SeriesStore();
@@ -33,10 +43,40 @@ test("trainers have one chart, in their order, with values where each has them",
   expect(curves.map((curve) => curve.who)).toEqual(["trainer 0", "trainer 2", "trainer 10"]);
   expect(joined(curves)).toEqual([
     [1, 2, 3],
-    [7, null, 8],
-    [null, 5, null],
-    [3, null, null],
+    [7, undefined, 8],
+    [undefined, 5, undefined],
+    [3, undefined, undefined],
   ]);
+});
+
+test("another job's curve stands behind those of this one, by its name", () => {
+  const other = { name: "before", series: store({ loss: [[1, 9]], other: [[1, 1]] }) };
+  const found = curvesOf(store({ loss: [[1, 7]] }), [other]);
+  expect([...found.keys()]).toEqual(["loss"]);
+  expect(found.get("loss")?.map((curve) => [curve.who, curve.series.latest])).toEqual([
+    ["this job", 7],
+    ["before", 9],
+  ]);
+});
+
+test("a pause of a process is a gap in its curve", () => {
+  const series = new Series();
+  const second = 1e9;
+  series.append({ step: [1, 2, 3, 4], time_ns: [1, 2, 3, 63].map((at) => at * second), value: [5, 5, 4, 4] });
+  expect(gapsOf(series)).toEqual([3.5]);
+  expect(joined([{ name: "loss", who: "", series }])).toEqual([
+    [1, 2, 3, 3.5, 4],
+    [5, 5, 4, null, 4],
+  ]);
+});
+
+test("smoothing begins at the first value and keeps gaps; a log axis has none below zero", () => {
+  expect(
+    smoothed([4, undefined, 4, null, 4], 0.9).map((one) => (one == null ? one : Math.round(one * 1e6) / 1e6)),
+  ).toEqual([4, undefined, 4, null, 4]);
+  const [, second] = smoothed([0, 10], 0.5);
+  expect(second).toBeCloseTo(10 / 1.5, 6);
+  expect(aboveZero([1, 0, -2, null, undefined])).toEqual([1, null, null, null, undefined]);
 });
 
 test("one trainer alone needs no name", () => {

@@ -8,7 +8,7 @@ import uPlot from "uplot";
 import { integer, tick } from "../format";
 import { addPainter, invalidate, type Painter } from "../frameloop";
 import { alpha, type Palette, palette } from "../palette";
-import { type Curve, curvesOf, joined } from "../store/curves";
+import { aboveZero, type Column, type Curve, curvesOf, joined, smoothed } from "../store/curves";
 import type { JobStore } from "../store/job";
 import { theme } from "../store/session";
 
@@ -21,7 +21,16 @@ interface Props {
   readonly height: number;
   readonly colour?: Colour;
   readonly compact?: boolean;
+  readonly look?: Look;
 }
+
+/** How curves are drawn. `smoothing`: weight of what was before, 0 for none. */
+export interface Look {
+  readonly smoothing: number;
+  readonly log: boolean;
+}
+
+const PLAIN: Look = { smoothing: 0, log: false };
 
 const SPARSE_POINTS = 60;
 const SYNC_KEY = "steps";
@@ -47,6 +56,8 @@ function options(props: Props, width: number, curves: readonly Curve[]): uPlot.O
     ticks: { show: false },
   };
   const small = props.compact === true;
+  const look = props.look ?? PLAIN;
+  const isSmooth = look.smoothing > 0;
   return {
     width,
     height: props.height,
@@ -57,7 +68,10 @@ function options(props: Props, width: number, curves: readonly Curve[]): uPlot.O
       points: { size: 6 },
       sync: { key: SYNC_KEY, setSeries: false },
     },
-    scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(props.base, low, high) } },
+    scales: {
+      x: { time: false },
+      y: look.log ? { distr: 3 } : { range: (_, low, high) => rangeOf(props.base, low, high) },
+    },
     axes: [
       {
         ...axis,
@@ -69,15 +83,16 @@ function options(props: Props, width: number, curves: readonly Curve[]): uPlot.O
     ],
     series: [
       {},
-      ...curves.map((_, index) => {
-        const stroke = strokes[index % strokes.length] ?? colours.accent;
-        const fill = curves.length === 1 ? { fill: alpha(stroke, 0.07) } : {};
+      ...[...curves, ...(isSmooth ? curves : [])].map((_, index) => {
+        const isFaint = isSmooth && index < curves.length;
+        const stroke = strokes[(index % curves.length) % strokes.length] ?? colours.accent;
+        const fill = curves.length === 1 && !isSmooth && !look.log ? { fill: alpha(stroke, 0.07) } : {};
         return {
-          stroke,
+          stroke: isFaint ? alpha(stroke, 0.28) : stroke,
           width: 1.5,
-          spanGaps: true,
+          spanGaps: false,
           ...fill,
-          points: { show: (plot: uPlot) => plot.data[0].length <= SPARSE_POINTS, size: 5, fill: stroke },
+          points: { show: (plot: uPlot) => !isFaint && plot.data[0].length <= SPARSE_POINTS, size: 5, fill: stroke },
         };
       }),
     ],
@@ -105,10 +120,26 @@ function rangeOf(name: string, low: number | null, high: number | null): [number
   return [fromZero ? 0 : low - pad, high + pad];
 }
 
+/** Curves of a chart; a small one has those of its job alone. */
+const shownCurves = (props: Props): Curve[] =>
+  curvesOf(props.store.series, props.compact === true ? [] : props.store.others.shown()).get(props.base) ?? [];
+
+/** As they are, or each smoothed behind all of them as they are. */
+function columnsOf(curves: readonly Curve[], look: Look): [number[], ...Column[]] {
+  const [steps, ...columns] = joined(curves);
+  const means = look.smoothing > 0 ? columns.map((column) => smoothed(column, look.smoothing)) : [];
+  const drawn = [...columns, ...means];
+  return [steps, ...(look.log ? drawn.map(aboveZero) : drawn)];
+}
+
 /** Give uPlot all points, and the steps that are zoomed to. */
-function show(plot: uPlot, curves: readonly Curve[]): void {
+function show(plot: uPlot, curves: readonly Curve[], look: Look): void {
   plot.batch(() => {
-    plot.setData(joined(curves) as uPlot.AlignedData, false);
+    const columns = columnsOf(curves, look);
+    // One that is gone has its line until the chart is made anew.
+    const empty = new Array<undefined>(columns[0].length).fill(undefined);
+    while (columns.length < plot.series.length) columns.push(empty);
+    plot.setData(columns as uPlot.AlignedData, false);
     const steps = plot.data[0];
     const [min, max] = zoomed.value ?? [steps[0] ?? 0, steps[steps.length - 1] ?? 1];
     plot.setScale("x", { min, max: max > min ? max : min + 1 });
@@ -120,13 +151,16 @@ export function Chart(props: Props) {
   const painter = useRef<Painter | null>(null);
   const shownTheme = theme.value;
   props.store.metricsVersion.value;
-  const curves = curvesOf(props.store.series).get(props.base) ?? [];
+  const look = props.look ?? PLAIN;
+  const curves = shownCurves(props);
   useEffect(() => {
     const element = host.current;
     if (element === null) return;
-    const plot = new uPlot(options(props, element.clientWidth, curves), [[], ...curves.map(() => [])], element);
+    const drawn = look.smoothing > 0 ? [...curves, ...curves] : curves;
+    const plot = new uPlot(options(props, element.clientWidth, curves), [[], ...drawn.map(() => [])], element);
     const paint: Painter = () => {
-      show(plot, (curvesOf(props.store.series).get(props.base) ?? []).slice(0, plot.series.length - 1));
+      // A curve that came since has its line when the chart is made anew.
+      show(plot, shownCurves(props).slice(0, curves.length), look);
       return "done";
     };
     painter.current = paint;
@@ -144,9 +178,10 @@ export function Chart(props: Props) {
       plot.destroy();
     };
     // The theme is read when the chart is made, so a new theme makes a new chart; so does a trainer that joins.
-  }, [props.store, props.base, props.height, shownTheme, curves.length]);
+  }, [props.store, props.base, props.height, shownTheme, curves.length, look.smoothing, look.log]);
   useSignalEffect(() => {
     props.store.metricsVersion.value;
+    props.store.others.version.value;
     zoomed.value;
     if (painter.current !== null) invalidate(painter.current);
   });

@@ -13,8 +13,14 @@ export interface Curve {
   readonly series: Series;
 }
 
-/** Curves by what they measure, those of one chart in the order of the trainers. */
-export function curvesOf(store: SeriesStore): Map<string, Curve[]> {
+/** Another job, of which the charts show the first trainer. */
+export interface OtherRun {
+  readonly name: string;
+  readonly series: SeriesStore;
+}
+
+/** Curves by what they measure, those of one chart in the order of the trainers; those of other runs behind them. */
+export function curvesOf(store: SeriesStore, others: readonly OtherRun[] = []): Map<string, Curve[]> {
   const found = new Map<string, Curve[]>();
   for (const [name, series] of store.byName) {
     const { base, who } = splitName(name);
@@ -26,6 +32,15 @@ export function curvesOf(store: SeriesStore): Map<string, Curve[]> {
     // Beside others the first trainer needs its name as well.
     const first = curves[0];
     if (first !== undefined && first.who === "" && curves.length > 1) curves[0] = { ...first, who: "trainer 0" };
+  }
+  for (const [base, curves] of found) {
+    const theirs = others.flatMap((other) => {
+      const series = other.series.byName.get(base);
+      return series === undefined ? [] : [{ name: base, who: other.name, series }];
+    });
+    if (theirs.length > 0 && curves.length === 1 && curves[0] !== undefined)
+      curves[0] = { ...curves[0], who: "this job" };
+    curves.push(...theirs);
   }
   return found;
 }
@@ -52,22 +67,55 @@ export function bestOf(base: string, series: Series): Best | null {
   return at < 0 ? null : { value: series.value[at] ?? 0, step: series.step[at] ?? 0 };
 }
 
-/** Steps of several curves joined, and each curve's values at them (null: it has none there), as uPlot takes them. */
-export function joined(curves: readonly Curve[]): [number[], ...(number | null)[][]] {
+/** Undefined: the curve has no point there; null: nothing was reported, so that the line breaks off. */
+export type Column = (number | null | undefined)[];
+
+/** Steps of several curves joined, and each curve's values at them, as uPlot takes them. */
+export function joined(curves: readonly Curve[]): [number[], ...Column[]] {
   const each = curves.map((curve) => curve.series.bySteps());
+  const gaps = curves.map((curve) => gapsOf(curve.series));
   const [only] = each;
-  if (each.length === 1 && only !== undefined) return [only[0], only[1]];
-  const steps = [...new Set(each.flatMap(([step]) => step))].sort((a, b) => a - b);
+  if (each.length === 1 && only !== undefined && gaps[0]?.length === 0) return [only[0], only[1]];
+  const steps = [...new Set([...each.flatMap(([step]) => step), ...gaps.flat()])].sort((a, b) => a - b);
   const at = new Map(steps.map((step, index) => [step, index]));
-  const columns = each.map(([step, value]) => {
-    const column: (number | null)[] = new Array(steps.length).fill(null);
+  const columns = each.map(([step, value], curve) => {
+    const column: Column = new Array(steps.length).fill(undefined);
     step.forEach((one, index) => {
-      column[at.get(one) ?? 0] = value[index] ?? null;
+      column[at.get(one) ?? 0] = value[index];
     });
+    for (const gap of gaps[curve] ?? []) column[at.get(gap) ?? 0] = null;
     return column;
   });
   return [steps, ...columns];
 }
+
+/** This many times the usual time without a point, and at least this long, is a gap. */
+const GAP_TIMES = 20;
+const GAP_NS = 5e9;
+
+/** Between two steps each: where the process reported nothing for long (it was stopped, or evaluated). */
+export function gapsOf({ step, timeNs, ascending }: Series): number[] {
+  if (!ascending || step.length < 3) return [];
+  const waits = timeNs.slice(1).map((time, index) => time - (timeNs[index] ?? time));
+  const usual = [...waits].sort((a, b) => a - b)[waits.length >> 1] ?? 0;
+  const limit = Math.max(GAP_NS, GAP_TIMES * usual);
+  return waits.flatMap((wait, index) => (wait > limit ? [((step[index] ?? 0) + (step[index + 1] ?? 0)) / 2] : []));
+}
+
+/** An exponential moving mean from the first value on; gaps stay. `weight`: of what was before, 0 to below 1. */
+export function smoothed(values: Column, weight: number): Column {
+  let [sum, norm] = [0, 0];
+  return values.map((value) => {
+    if (value === null || value === undefined) return value;
+    sum = weight * sum + (1 - weight) * value;
+    norm = weight * norm + (1 - weight);
+    return sum / norm;
+  });
+}
+
+/** For a logarithmic axis, which has no place for what is not above zero. */
+export const aboveZero = (values: Column): Column =>
+  values.map((value) => (value !== null && value !== undefined && value <= 0 ? null : value));
 
 /** The value of a curve at a step: that of the newest point at or before it, NaN before its first. */
 export function valueAt(series: Series, step: number): number {

@@ -19,6 +19,7 @@ import { runtimeOfStep, StepHistory } from "./history";
 import { withFigures } from "./jobs";
 import { LogStore } from "./logs";
 import { type GraphRuntime, OpsStore } from "./ops";
+import { OtherRuns } from "./runs";
 import { SeriesStore } from "./series";
 import { endOfFrameMs, StepStore } from "./steps";
 import { SyncStore } from "./sync";
@@ -69,6 +70,7 @@ export class JobStore {
   readonly exchange = new ExchangeStore();
   readonly steps = new StepStore();
   readonly history = new StepHistory((of, after, limit) => api.frames(this.jobId, of, after, limit));
+  readonly others = new OtherRuns((jobId) => api.metrics(jobId));
   readonly diagnosis = new DiagnosisStore(() => api.why(this.jobId));
   readonly documents = new GraphLoader(loadDocument, (hash, document) => this.#haveDocument(hash, document));
   readonly ops = new OpsStore((hash) => this.documents.load(hash));
@@ -226,7 +228,7 @@ export class JobStore {
     switch (frame.kind) {
       case Kind.OP_EVENTS:
       case Kind.OP_SUMS:
-        this.#opFrame(frame, now, mode);
+        this.#opFrame(frame, now, mode, Date.now() - behindMs);
         break;
       case Kind.SYNC:
         this.#syncFrame(frame, now);
@@ -265,11 +267,11 @@ export class JobStore {
     return Math.abs(behindMs - (Math.abs(skew) > STALE_MS ? skew : 0)) < STALE_MS;
   }
 
-  #opFrame(frame: Frame, now: number, mode: "live" | "replay"): void {
+  #opFrame(frame: Frame, now: number, mode: "live" | "replay", endedMs: number): void {
     const graph = this.ops.ingest(frame, now, mode);
     if (graph === undefined) return;
     this.#note("ops");
-    if (mode === "live" && graph.hash === this.shownHash.value) this.#unpaintedMs ??= endOfFrameMs(frame);
+    if (mode === "live" && graph.hash === this.shownHash.value) this.#unpaintedMs ??= endedMs;
     if (frame.kind === Kind.OP_EVENTS) {
       const trace = this.steps.ingest(graph.hash, frame);
       if (trace !== null) this.history.add(trace);

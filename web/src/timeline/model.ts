@@ -138,6 +138,32 @@ export const shownOp = (lane: Lane, slice: number): number => {
   return lane.shown === null ? op : (lane.shown[op] ?? -1);
 };
 
+/** A slice of a lane. */
+export interface LongSlice {
+  readonly lane: Lane;
+  readonly index: number;
+}
+
+/** The `most` slices that took longest, longest first, without an object for each of all. */
+export function longestSlices(model: TimelineModel, most: number): LongSlice[] {
+  const durations = new Float64Array(model.numSlices);
+  let at = 0;
+  for (const lane of model.lanes) {
+    durations.set(lane.duration, at);
+    at += lane.duration.length;
+  }
+  durations.sort();
+  const least = durations[Math.max(0, durations.length - most)] ?? 0;
+  const found: LongSlice[] = [];
+  for (const lane of model.lanes) {
+    for (let index = 0; index < lane.duration.length; index++) {
+      if ((lane.duration[index] ?? 0) >= least) found.push({ lane, index });
+    }
+  }
+  const ns = ({ lane, index }: LongSlice) => lane.duration[index] ?? 0;
+  return found.sort((a, b) => ns(b) - ns(a)).slice(0, most);
+}
+
 /** Index of the slice of `lane` at time `at`, -1 for none. */
 export function sliceAt(lane: Lane, at: number, slackNs: number): number {
   let low = 0;

@@ -1,14 +1,21 @@
 /** Every series that the job reported, the usual ones first. */
 
-import { bytes, integer, metric, plural } from "../format";
+import { untracked, useSignalEffect } from "@preact/signals";
+import { bytes, clock, integer, metric, plural } from "../format";
 import { palette } from "../palette";
-import { Empty } from "../parts/basics";
-import { Chart, type Colour, coloursOf, crosshair, zoomed } from "../parts/chart";
+import { Empty, ErrorCard } from "../parts/basics";
+import { Chart, type Colour, coloursOf, crosshair, type Look, zoomed } from "../parts/chart";
+import { setQuery, url } from "../router";
+import { jobsStore } from "../store/current";
 import { bestOf, type Curve, curvesOf, valueAt } from "../store/curves";
 import { isTerminal, type JobStore } from "../store/job";
 import { isCommand } from "../store/mode";
+import { MOST_RUNS } from "../store/runs";
 import { theme } from "../store/session";
+import type { Job } from "../types";
 
+const MOST_OFFERED = 40;
+const runName = (job: Job): string => `${job.name} ${clock(job.created_at)}`;
 const FIRST = ["loss", "samples_per_s", "step_ms", "sync_ms", "test_auc", "sync_bytes"];
 const TITLE: Readonly<Record<string, string>> = {
   loss: "Loss",
@@ -19,9 +26,97 @@ const TITLE: Readonly<Record<string, string>> = {
   test_auc: "Test AUC",
 };
 
+const SMOOTHING = [0, 0.6, 0.9, 0.98] as const;
+
+/** Smoothing, axis and other runs stand in the address. */
+function lookOf(): Look {
+  const at = url.value.searchParams;
+  const smoothing = Number(at.get("smooth") ?? 0);
+  return { smoothing: smoothing > 0 && smoothing < 1 ? smoothing : 0, log: at.get("log") === "1" };
+}
+
+const wantedRuns = (): string[] => (url.value.searchParams.get("with") ?? "").split(",").filter((id) => id !== "");
+
+function Looks({ look }: { look: Look }) {
+  return (
+    <>
+      <select
+        aria-label="Smoothing"
+        value={String(look.smoothing)}
+        onChange={(event) => setQuery({ smooth: event.currentTarget.value === "0" ? null : event.currentTarget.value })}
+        data-testid="smoothing"
+      >
+        {SMOOTHING.map((weight) => (
+          <option key={weight} value={String(weight)}>
+            {weight === 0 ? "not smoothed" : `smoothed ${weight}`}
+          </option>
+        ))}
+      </select>
+      <button
+        type="button"
+        class="btn small"
+        aria-pressed={look.log}
+        onClick={() => setQuery({ log: look.log ? null : "1" })}
+        data-testid="log-axis"
+      >
+        Log axis
+      </button>
+    </>
+  );
+}
+
+/** Adds another job's curves to all charts: jobs of the same name first. */
+function Compare({ store }: { store: JobStore }) {
+  const wanted = wantedRuns();
+  const name = store.job.value?.name ?? "";
+  const jobs = (jobsStore.value?.jobs.value ?? []).filter((job) => job.id !== store.jobId);
+  const known = new Map(jobs.map((job) => [job.id, job.name]));
+  const offered = jobs
+    .filter((job) => !wanted.includes(job.id) && job.latest.step !== undefined)
+    .sort((a, b) => Number(b.name === name) - Number(a.name === name));
+  const want = (ids: readonly string[]) => setQuery({ with: ids.length === 0 ? null : ids.join(",") });
+  return (
+    <>
+      {wanted.map((id) => (
+        <button
+          key={id}
+          type="button"
+          class="btn small"
+          aria-label={`Without ${known.get(id) ?? id}`}
+          onClick={() => want(wanted.filter((one) => one !== id))}
+        >
+          {known.get(id) ?? id.slice(0, 8)} ✕
+        </button>
+      ))}
+      {offered.length > 0 && wanted.length < MOST_RUNS && (
+        <select
+          aria-label="Compare with another job"
+          value=""
+          onChange={(event) => want([...wanted, event.currentTarget.value])}
+          data-testid="compare"
+        >
+          <option value="">compare with…</option>
+          {offered.slice(0, MOST_OFFERED).map((job) => (
+            <option key={job.id} value={job.id}>
+              {job.name} · {clock(job.created_at)} · {job.state.toLowerCase()}
+            </option>
+          ))}
+        </select>
+      )}
+    </>
+  );
+}
+
 export function MetricsView({ store }: { store: JobStore }) {
   store.metricsVersion.value;
-  const all = curvesOf(store.series);
+  useSignalEffect(() => {
+    const names = new Map((jobsStore.value?.jobs.value ?? []).map((job) => [job.id, runName(job)]));
+    const ids = wantedRuns();
+    untracked(() => void store.others.want(ids, names));
+  });
+  const look = lookOf();
+  const failure = store.others.error.value;
+  const all = curvesOf(store.series, store.others.shown());
   const bases = [...all.keys()].filter((base) => isWorthAChart(base, all.get(base) ?? []));
   bases.sort((a, b) => place(a) - place(b) || (a < b ? -1 : 1));
   const zoom = zoomed.value;
@@ -30,8 +125,8 @@ export function MetricsView({ store }: { store: JobStore }) {
       <div class="panel-title">
         <h2 id="metrics-title">Metrics</h2>
         {bases.length > 0 && <em class="clip">{plural(bases.length, "metric")} by step · drag to zoom all</em>}
-        {zoom !== null && (
-          <div class="tools">
+        <div class="tools">
+          {zoom !== null && (
             <button
               type="button"
               class="btn small"
@@ -42,9 +137,12 @@ export function MetricsView({ store }: { store: JobStore }) {
             >
               Steps {integer(zoom[0])} – {integer(zoom[1])} · show all
             </button>
-          </div>
-        )}
+          )}
+          <Compare store={store} />
+          <Looks look={look} />
+        </div>
       </div>
+      {failure !== null && <ErrorCard error={failure} />}
       {bases.length === 0 ? (
         <Empty title={store.job.value !== null && isTerminal(store.job.value) ? "No metrics" : "No metrics yet"}>
           <span>{whence(store)}</span>
@@ -54,7 +152,7 @@ export function MetricsView({ store }: { store: JobStore }) {
         <div class="scroll" tabIndex={0} role="region" aria-label="Charts">
           <div class="charts">
             {bases.map((base) => (
-              <MetricCard key={base} store={store} base={base} curves={all.get(base) ?? []} />
+              <MetricCard key={base} store={store} base={base} curves={all.get(base) ?? []} look={look} />
             ))}
           </div>
         </div>
@@ -88,7 +186,14 @@ const COLOUR = {
   test_auc: "optimize",
 } as const;
 
-function MetricCard({ store, base, curves }: { store: JobStore; base: string; curves: readonly Curve[] }) {
+interface CardProps {
+  readonly store: JobStore;
+  readonly base: string;
+  readonly curves: readonly Curve[];
+  readonly look: Look;
+}
+
+function MetricCard({ store, base, curves, look }: CardProps) {
   const title = TITLE[base] ?? base;
   const colour = base in COLOUR ? COLOUR[base as keyof typeof COLOUR] : "accent";
   return (
@@ -97,7 +202,7 @@ function MetricCard({ store, base, curves }: { store: JobStore; base: string; cu
         <span>{title}</span>
         <Values base={base} curves={curves} colour={colour} />
       </header>
-      <Chart store={store} base={base} height={190} colour={colour} />
+      <Chart store={store} base={base} height={190} colour={colour} look={look} />
     </section>
   );
 }

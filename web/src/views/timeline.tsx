@@ -1,13 +1,13 @@
 /** The timeline of the newest sampled step: canvas, keys, tooltip, and its table twin. */
 import { untracked, useSignalEffect } from "@preact/signals";
 import type { TargetedKeyboardEvent } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import { integer, nanos, percent, plural } from "../format";
 import { bucketOf } from "../graph/group";
 import { Empty, Head } from "../parts/basics";
 import { setQuery } from "../router";
 import type { TimelineController } from "../timeline/controller";
-import type { TimelineModel } from "../timeline/model";
+import { longestSlices, type TimelineModel } from "../timeline/model";
 import type { JobParts } from "./job";
 
 export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean }) {
@@ -197,11 +197,7 @@ function listenToMouse(canvas: HTMLCanvasElement, timeline: TimelineController):
 const MAX_ROWS = 400;
 
 function SliceTable({ model }: { model: TimelineModel }) {
-  const rows = model.lanes
-    .flatMap((lane) =>
-      Array.from(lane.start, (start, i) => ({ lane, start, duration: lane.duration[i] ?? 0, op: lane.op[i] ?? -1 })),
-    )
-    .sort((a, b) => b.duration - a.duration);
+  const rows = useMemo(() => longestSlices(model, MAX_ROWS), [model]);
   return (
     <div
       class="scroll"
@@ -221,15 +217,15 @@ function SliceTable({ model }: { model: TimelineModel }) {
           ]}
         />
         <tbody>
-          {rows.slice(0, MAX_ROWS).map((row) => {
-            const op = row.lane.document.ops[row.op];
+          {rows.map(({ lane, index }) => {
+            const op = lane.document.ops[lane.op[index] ?? -1];
             return (
-              <tr key={`${row.lane.label}${row.start}`}>
-                <td>{op?.name ?? row.op}</td>
-                <td class="num">{nanos(row.duration)}</td>
-                <td class="num">{nanos(row.start)}</td>
+              <tr key={`${lane.label}${index}`}>
+                <td>{op?.name ?? lane.op[index]}</td>
+                <td class="num">{nanos(lane.duration[index] ?? 0)}</td>
+                <td class="num">{nanos(lane.start[index] ?? 0)}</td>
                 <td class="tiny-hide">{op === undefined ? "" : bucketOf(op)}</td>
-                <td class="tiny-hide">{row.lane.label}</td>
+                <td class="tiny-hide">{lane.label}</td>
               </tr>
             );
           })}
