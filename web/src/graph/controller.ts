@@ -372,24 +372,34 @@ export class GraphController {
     const edges = new Set<number>();
     for (const pair of this.critical.edges) {
       const [from, to] = pair.split(",").map(Number) as [number, number];
-      for (const [a, b] of siblingsAround(this.layout, from, to)) edges.add(edgeKey(a, b));
+      addSiblings(edges, this.layout, from, to);
     }
     this.#criticalEdges = edges;
   }
 }
 
-/** Boxes around two operators that stand in the same frame: between them an edge is drawn. */
-function siblingsAround(layout: Layout, from: number, to: number): [number, number][] {
-  const around = (op: number): number[] => {
-    const found: number[] = [];
-    for (let box = layout.boxOfOp[op] ?? -1; box >= 0; box = layout.boxes[box]?.parent ?? -1) found.push(box);
-    return found;
-  };
-  const theirs = around(to);
-  return around(from).flatMap((a) => {
-    const b = theirs.find((one) => one !== a && layout.boxes[one]?.parent === layout.boxes[a]?.parent);
-    return b === undefined ? [] : [[a, b] as [number, number]];
-  });
+/** The box around each box of a layout, -1 for none; typed, as paths are walked up for thousands of operators. */
+function parentsOf(layout: Layout): Int32Array {
+  let found = parents.get(layout);
+  if (found === undefined) {
+    found = Int32Array.from(layout.boxes, (box) => box.parent);
+    parents.set(layout, found);
+  }
+  return found;
+}
+
+const parents = new WeakMap<Layout, Int32Array>();
+
+/** Add the edges between boxes around two operators that stand in the same frame: there an edge is drawn. */
+function addSiblings(edges: Set<number>, layout: Layout, from: number, to: number): void {
+  const parent = parentsOf(layout);
+  for (let a = layout.boxOfOp[from] ?? -1; a >= 0; a = parent[a] ?? -1) {
+    for (let b = layout.boxOfOp[to] ?? -1; b >= 0; b = parent[b] ?? -1) {
+      if (a === b || parent[a] !== parent[b]) continue;
+      edges.add(edgeKey(a, b));
+      break;
+    }
+  }
 }
 
 /** The groups around an operator, the outermost first. */
@@ -429,13 +439,20 @@ function shares(layout: Layout, graph: GraphRuntime): Shares {
 
 function glows(layout: Layout, graph: GraphRuntime, nowMs: number): Float64Array {
   const glow = new Float64Array(layout.boxes.length);
+  const still = reducedMotion.matches;
   for (let op = 0; op < layout.boxOfOp.length; op++) {
     const lit = graph.glow(op, nowMs);
-    if (lit === 0) continue;
-    const shown = reducedMotion.matches ? 1 : lit;
-    for (let box = layout.boxOfOp[op] ?? -1; box >= 0; box = layout.boxes[box]?.parent ?? -1) {
-      glow[box] = Math.max(glow[box] ?? 0, shown);
-    }
+    const box = layout.boxOfOp[op] ?? -1;
+    if (lit > 0 && box >= 0) glow[box] = Math.max(glow[box] ?? 0, still ? 1 : lit);
   }
+  spread(glow, parentsOf(layout));
   return glow;
+}
+
+/** A box is as bright as the brightest inside it. One that is brighter already has those around it so, or comes itself. */
+function spread(glow: Float64Array, parent: Int32Array): void {
+  for (let box = 0; box < glow.length; box++) {
+    const lit = glow[box] ?? 0;
+    for (let up = parent[box] ?? -1; up >= 0 && (glow[up] ?? 0) < lit; up = parent[up] ?? -1) glow[up] = lit;
+  }
 }

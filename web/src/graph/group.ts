@@ -48,6 +48,18 @@ export function bucketOf(op: GraphOp): Bucket {
   return "forward";
 }
 
+const codes = new WeakMap<GraphDocument, Uint8Array>();
+
+/** The bucket of each operator, as its place in `BUCKETS`; found once, for loops over many slices. */
+export function bucketCodes(document: GraphDocument): Uint8Array {
+  let found = codes.get(document);
+  if (found === undefined) {
+    found = Uint8Array.from(document.ops, (op) => BUCKETS.indexOf(bucketOf(op)));
+    codes.set(document, found);
+  }
+  return found;
+}
+
 /**
  * Module of each operator. An exchange or an update belongs to the layer whose gradient it takes, whatever module the
  * program gave it (an optimizer's own, or none): it inherits the most frequent module of what it depends on.

@@ -7,7 +7,7 @@
 import { computed, signal } from "@preact/signals";
 import { decodeFrame } from "../codec";
 import { FLAG_WHOLE_STEP, Kind } from "../constants";
-import { bucketOf } from "../graph/group";
+import { BUCKETS, type Bucket, bucketCodes } from "../graph/group";
 import type { GraphDocument } from "../types";
 import { GraphRuntime } from "./ops";
 import { joined, type StepTrace, traceOf } from "./steps";
@@ -183,23 +183,33 @@ function framesIn(content: ArrayBuffer) {
 }
 
 function barOf(one: Sampled, documentOf: (hash: string) => GraphDocument | null): Bar | null {
-  const sums = { compute: 0, sync: 0, input: 0 };
+  const spent = new Float64Array(BUCKETS.length);
   let end = 0;
   for (const trace of one.traces) {
     const document = documentOf(trace.hash);
     if (document === null) return null;
-    const shift = Number(trace.t0Ns - one.t0Ns);
-    for (let i = 0; i < trace.op.length; i++) {
-      const op = document.ops[trace.op[i] ?? -1];
-      const spent = trace.duration[i] ?? 0;
-      end = Math.max(end, shift + (trace.start[i] ?? 0) + spent);
-      if (op === undefined) continue;
-      const bucket = bucketOf(op);
-      sums[bucket === "communication" ? "sync" : bucket === "input" ? "input" : "compute"] += spent;
-    }
+    end = Math.max(end, Number(trace.t0Ns - one.t0Ns) + spendOf(trace, bucketCodes(document), spent));
   }
-  const all = Math.max(1, sums.compute + sums.sync + sums.input);
-  return { ...one, spanNs: end, compute: sums.compute / all, sync: sums.sync / all, input: sums.input / all };
+  const of = (bucket: Bucket) => spent[BUCKETS.indexOf(bucket)] ?? 0;
+  const all = Math.max(
+    1,
+    spent.reduce((sum, ns) => sum + ns, 0),
+  );
+  const [sync, input] = [of("communication") / all, of("input") / all];
+  return { ...one, spanNs: end, compute: end === 0 ? 0 : Math.max(0, 1 - sync - input), sync, input };
+}
+
+/** Add what a trace spent in each bucket; return when it ended, from its first event. */
+function spendOf(trace: StepTrace, codes: Uint8Array, spent: Float64Array): number {
+  const { op, start, duration } = trace;
+  let end = 0;
+  for (let i = 0; i < op.length; i++) {
+    const ns = duration[i] ?? 0;
+    end = Math.max(end, (start[i] ?? 0) + ns);
+    const code = codes[op[i] ?? codes.length];
+    if (code !== undefined) spent[code] = (spent[code] ?? 0) + ns;
+  }
+  return end;
 }
 
 /** Sums of one step alone, in place of those since the page was opened. It lights nothing: it ran in the past. */

@@ -1,5 +1,5 @@
 /** A sampled step as lanes of slices, and what share of it was computing, exchanging, feeding or idle. Pure. */
-import { type Bucket, bucketOf } from "../graph/group";
+import { BUCKETS, type Bucket, bucketCodes } from "../graph/group";
 import type { StepTrace } from "../store/steps";
 import type { GraphDocument, GraphOp } from "../types";
 
@@ -117,9 +117,10 @@ const PART: Readonly<Record<Bucket, "compute" | "sync" | "input">> = {
 function sharesOf(lanes: readonly Lane[], spanNs: number): TimelineModel["shares"] {
   const sums = { compute: 0, sync: 0, input: 0 };
   for (const lane of lanes) {
+    const codes = bucketCodes(lane.document);
     for (let i = 0; i < lane.op.length; i++) {
-      const op = lane.document.ops[lane.op[i] ?? -1];
-      if (op !== undefined) sums[PART[bucketOf(op)]] += lane.duration[i] ?? 0;
+      const bucket = BUCKETS[codes[lane.op[i] ?? -1] ?? -1];
+      if (bucket !== undefined) sums[PART[bucket]] += lane.duration[i] ?? 0;
     }
   }
   const all = Math.max(1, spanNs * lanes.length);

@@ -1,10 +1,11 @@
 /** Draws a timeline: lanes of slices, an axis, and nothing that would be thinner than half a pixel on its own. */
 
 import { axisLabel, niceStep, shortType } from "../format";
-import { type Bucket, bucketOf } from "../graph/group";
+import { BUCKETS, type Bucket, bucketCodes } from "../graph/group";
 import { alpha, type Palette } from "../palette";
 import { type Lane, shownOp, type TimelineModel } from "./model";
 
+const LEAST_LABELLED = 34;
 export const LANE_H = 24;
 export const TOP = 6;
 export const AXIS_H = 24;
@@ -72,6 +73,7 @@ function paintLane(
   const perNs = width / (scene.to - scene.from);
   let painted = 0;
   let filledTo = Number.NEGATIVE_INFINITY;
+  const codes = bucketCodes(lane.document);
   ctx.save();
   ctx.beginPath();
   ctx.rect(scene.left, y, width, LANE_H);
@@ -84,13 +86,15 @@ function paintLane(
     const x = scene.left + (start - scene.from) * perNs;
     const wide = duration * perNs;
     if (x + wide < filledTo + 0.5) continue; // nothing of it would show beside its neighbour
-    const op = lane.document.ops[lane.op[i] ?? -1];
-    if (op === undefined) continue;
+    const op = lane.op[i] ?? -1;
+    const bucket = BUCKETS[codes[op] ?? -1];
+    if (bucket === undefined) continue;
     const shown = shownOp(lane, i);
     filledTo = x + Math.max(1, wide);
     paintSlice(ctx, x, y, wide, {
-      bucket: bucketOf(op),
-      text: shortType(op.type),
+      bucket,
+      // Only where it may fit.
+      text: wide < LEAST_LABELLED ? "" : shortType(lane.document.ops[op]?.type ?? ""),
       even: i % 2 === 0,
       hot: scene.hover?.lane === laneIndex && scene.hover.slice === i,
       selected: scene.selectedOps.has(shown),
@@ -132,7 +136,7 @@ function paintSlice(ctx: CanvasRenderingContext2D, x: number, y: number, wide: n
     ctx.lineWidth = 1.4;
     ctx.strokeRect(x + 0.7, y + 0.7, Math.max(1, w - 1.4), h - 1.4);
   }
-  if (wide < 34) return;
+  if (wide < LEAST_LABELLED) return;
   ctx.font = `11px ${palette.sans}`;
   if (ctx.measureText(style.text).width > wide - 8) return;
   ctx.fillStyle = palette.onFill;
