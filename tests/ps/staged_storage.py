@@ -12,23 +12,24 @@ from penstock.ps.storage import Gradient
 
 
 class StagedStorage(TorchStorage):
-    """One whose dense blocks can be staged. `staged`: value and speed by block; `taken`: blocks, in order."""
+    """One whose dense blocks can be staged. `staged`: value and speed of the newest, by block; `taken`: in order."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.staged: dict[str, tuple[Tensor, Tensor]] = {}
+        self._slots: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
         self.taken: list[str] = []
 
-    def stage(self, block: str, gradient: Gradient) -> Tensor | None:
+    def stage(self, block: str, gradient: Gradient, slot: int = 0) -> Tensor | None:
         if gradient.rows is not None:
             return None
         speed = self.speed[block].mul(0.5).add_(gradient.values)
         value = self.values[block] - speed * (0.1 / (2 + (self.rounds if self.sync else self.steps[block])))
-        self.staged[block] = (value, speed)
+        self.staged[block] = self._slots[block, slot] = (value, speed)
         return value.clone()
 
-    def take_staged(self, block: str) -> None:
-        self.values[block], self.speed[block] = self.staged[block]
+    def take_staged(self, block: str, slot: int = 0) -> None:
+        self.values[block], self.speed[block] = self._slots[block, slot]
         self.steps[block] += 1
         self.taken.append(block)
 

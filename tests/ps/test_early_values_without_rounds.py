@@ -111,6 +111,38 @@ def test_pushes_of_others_meanwhile_make_the_next_push_stale(start: Start) -> No
     assert newly == [1, 1], "of the dense blocks, which were read before the other's push"
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_trainers_in_step_the_first_step_takes_its_staged_update(start: Start, first: int) -> None:
+    outcomes = []
+    for by_python in (True, False):
+        job = start(trainers=2, by_python=by_python)
+        for trainer in (0, 1):
+            job.step(trainer, trainer)
+        before = [len(blocks) for blocks in taken(job)]
+        finish = [sent_ahead(job, trainer, 1.0 + trainer) for trainer in (0, 1)]
+        for trainer in (first, 1 - first):
+            finish[trainer]()
+        outcomes.append(job.everything())
+    assert outcomes[0] == outcomes[1]
+    now = [blocks[num:] for blocks, num in zip(taken(job), before, strict=True)]
+    assert now == [["w.block0"], ["w.block1"]], "of the one that came first; the other is computed on its result"
+
+
+def test_what_is_staged_of_a_trainer_that_died_is_dropped(start: Start) -> None:
+    job = start(trainers=2)
+    for trainer in (0, 1):
+        job.step(trainer, trainer)
+    sent_ahead(job, 1, 1.0)
+    finish = sent_ahead(job, 0, 2.0)
+    dead = next(client for client in job.clients if client.descriptor.trainer == 1)
+    for at in (0, 1):
+        dead._session.disarm(at)  # as its connections break
+    until(lambda: all(len(of) == 1 for server in job.servers for of in server._state.staged_pushes._gradients.values()))
+    finish()
+    assert staged(job) == [set(), set()]
+    assert [blocks[-1] for blocks in taken(job)] == ["w.block0", "w.block1"]
+
+
 def test_a_push_by_message_makes_what_was_staged_void(start: Start) -> None:
     outcomes = []
     for by_python in (True, False):

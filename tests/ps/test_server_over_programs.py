@@ -254,3 +254,16 @@ def test_a_staged_update_is_the_update_to_the_bit(mode: PsMode, optimizer: Any) 
             assert torch.equal(value, whole.value(block))
         assert everything(apart) == everything(whole)
     assert apart.stage("table", Gradient(torch.ones(1, WIDTH), torch.tensor([1]))) is None
+
+
+def test_updates_staged_in_two_slots_are_each_the_update_to_the_bit() -> None:
+    for taken in (0, 1):
+        apart, whole = storage_of("async", adam), storage_of("async", adam)
+        block = next(b for b in whole.blocks() if b != "table")
+        random = torch.Generator().manual_seed(taken)
+        gradients = [Gradient(torch.randn(whole.value(block).shape, generator=random)) for _ in range(2)]
+        for slot, gradient in enumerate(gradients):
+            assert apart.stage(block, gradient, slot) is not None
+        apart.take_staged(block, taken)
+        whole.update(block, gradients[taken])
+        assert everything(apart) == everything(whole)

@@ -117,10 +117,15 @@ class EarlyAnswers:
         raise NotImplementedError
 
     def closed(self, channel: Answers) -> None:
-        """Forget the steps of a channel that has ended."""
+        """Forget the steps of a channel that has ended, and what is staged of them."""
         with self._lock:
-            for trainer in [t for t, step in self._steps.items() if step.channel is channel]:
-                self._steps.pop(trainer).end()
+            ended = [self._steps.pop(t) for t, step in list(self._steps.items()) if step.channel is channel]
+        for step in ended:
+            step.end()
+            self._drop(step)
+
+    def _drop(self, step: OpenStep) -> None:
+        """What was staged of a step that does not come any more is of no use."""
 
 
 class RoundAnswers(EarlyAnswers):
@@ -155,6 +160,7 @@ class PushAnswers(EarlyAnswers):
     modes = frozenset({"async", "half_async"})
 
     def _stage(self, request: Request, step: OpenStep, newest: dict[str, Gradient]) -> None:
+        step.parts |= newest
         for block, gradient in newest.items():
             use_cores_for(gradient.values.nbytes)
             with self._state.locks.of([block]):
@@ -162,6 +168,11 @@ class PushAnswers(EarlyAnswers):
                 value = self._state.staged_pushes.stage(block, gradient)
             if value is not None and step.send(self._numbers[block], 1, value):
                 step.versions[block] = version + 1  # with its own push
+
+    def _drop(self, step: OpenStep) -> None:
+        for block, gradient in step.parts.items():
+            with self._state.locks.of([block]):
+                self._state.staged_pushes.drop(block, gradient)
 
     def holding(self, round: int, sent: Mapping[int, int]) -> Collection[int]:
         """Return all: the step has pushed what they were computed with."""

@@ -26,14 +26,18 @@ from penstock.ps.storage import Gradient, Storage
 class StagingStorage(Storage, Protocol):
     """Storage that can compute a dense block's update before it is applied."""
 
-    def stage(self, block: str, gradient: Gradient) -> Any | None:
+    def stage(self, block: str, gradient: Gradient, slot: int = 0) -> Any | None:
         """Return a new tensor: the block's value after `begin_round` (sync mode) and `update` with a dense gradient.
 
-        None where that cannot be said before. Nothing that others see changes. Raises as `update`.
+        None where that cannot be said before. Nothing that others see changes. What was staged in other slots remains.
+        Raises as `update`.
         """
 
-    def take_staged(self, block: str) -> None:
-        """Apply what was staged of the block last: it was not updated since then. Sync: `begin_round` was called."""
+    def take_staged(self, block: str, slot: int = 0) -> None:
+        """Apply what was staged of the block in the slot last: it was not updated since then.
+
+        Sync: `begin_round` was called.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +141,18 @@ class Staging:
 class StagedPushes:
     """Without rounds: updates of pushes that are on their way, each computed on its block's present value.
 
-    Of a block the last one staged is retained, until the block is updated: by that push, which takes it, or by another
-    one, after which it would not hold. Each call is under the lock of its block.
+    Of a block the first one staged and the newest are retained, until the block is updated: by one of these pushes,
+    which takes what was staged, or by another; then none holds any more. So of trainers in step, whose parts come one
+    after another, the one whose step comes first is not computed again, whichever it is of two. Each call is under the
+    lock of its block.
     """
+
+    NUM_SLOTS = 2
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage if isinstance(storage, StagingStorage) else None
-        self._gradients: dict[str, Gradient] = {}  # staged; held, so that no other gets their memory
+        # Staged, by block and slot; held, so that no other gets their memory.
+        self._gradients: dict[str, dict[int, Gradient]] = {}
 
     def stage(self, block: str, gradient: Gradient) -> torch.Tensor | None:
         """Return the value that the block would have with this push, a new tensor; None if it cannot be staged.
@@ -152,19 +161,38 @@ class StagedPushes:
         """
         if self._storage is None:
             return None
-        self._gradients.pop(block, None)
+        slots = self._gradients.pop(block, {})
+        slots = {slot: one for slot, one in slots.items() if one.trainer != gradient.trainer}  # of a step it gave up
+        slot = next((slot for slot in range(self.NUM_SLOTS) if slot not in slots), self.NUM_SLOTS - 1)
+        slots.pop(slot, None)
         try:
-            value = self._storage.stage(block, gradient)
+            value = self._storage.stage(block, gradient, slot)
         except (PenstockError, RuntimeError, MemoryError):  # the latter: no memory for a copy, in torch or here
-            return None
+            value = None
         if value is not None:
-            self._gradients[block] = gradient
+            slots[slot] = gradient
+        if slots:
+            self._gradients[block] = slots
         return value
 
     def take(self, block: str, gradient: Gradient) -> bool:
-        """Apply the staged update if it is that of this push; else forget it, since the block is updated now."""
-        staged = self._gradients.pop(block, None)
-        if self._storage is None or staged is None or _memory([staged]) != _memory([gradient]):
+        """Apply the staged update if it is that of this push; forget all of the block, since it is updated now."""
+        slots = self._gradients.pop(block, {})
+        slot = _slot_of(slots, gradient)
+        if self._storage is None or slot is None:
             return False
-        self._storage.take_staged(block)
+        self._storage.take_staged(block, slot)
         return True
+
+    def drop(self, block: str, gradient: Gradient) -> None:
+        """Forget what was staged of a push that does not come any more, if it still is."""
+        slots = self._gradients.get(block, {})
+        slot = _slot_of(slots, gradient)
+        if slot is not None:
+            del slots[slot]
+        if not slots:
+            self._gradients.pop(block, None)
+
+
+def _slot_of(slots: Mapping[int, Gradient], gradient: Gradient) -> int | None:
+    return next((slot for slot, one in slots.items() if _memory([one]) == _memory([gradient])), None)

@@ -1,8 +1,9 @@
 """Updates of dense blocks that are computed before their round is applied: on copies of what they write.
 
 A block can be staged if its update writes nothing that another block or the round block has too. The round block
-(learning-rate schedule, counters) runs on a copy of its numbers first, once a round. Copies take `MOST_BYTES` at most:
-blocks beyond it, in the program's order, are not staged.
+(learning-rate schedule, counters) runs on a copy of its numbers first, once a round. Copies of one update of each block
+take `MOST_BYTES` at most: blocks beyond it, in the program's order, are not staged. A block has a set of copies for
+each *slot* that is used, so that several updates of it are staged at the same time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class _Staged:
-    """One block: `copies` of what its update writes."""
+    """One update of a block: `copies` of what it writes."""
 
     def __init__(self, program: Program, update: BlockUpdate, written: set[str], numbers: Mapping[str, torch.Tensor]):
         self.lock = threading.Lock()
@@ -68,7 +69,7 @@ class StagedUpdates:
         self._ahead: Tensors | None = None  # the numbers of the round to come
         self._round: PreparedBlock | None = None
         self._is_begun = False
-        self._blocks: dict[str, _Staged] = {}
+        self._blocks: dict[tuple[str, int], _Staged] = {}  # by slot
         self._making = threading.Lock()
 
     def __contains__(self, block: str) -> bool:
@@ -78,24 +79,25 @@ class StagedUpdates:
         """The numbers have changed: a round has begun, or they were restored. Under the round's lock."""
         self._is_begun = False
 
-    def run(self, block: str, fed: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def run(self, block: str, fed: Mapping[str, torch.Tensor], slot: int = 0) -> torch.Tensor:
         """Return a new tensor: the value of the block after the next round, if it is updated with this."""
-        staged = self._staged(block)
+        staged = self._staged(block, slot)
         with staged.lock:
             return staged.run(fed)
 
-    def take(self, block: str) -> None:
-        """Write what was run of the block last to where it is kept."""
-        staged = self._blocks[block]
+    def take(self, block: str, slot: int = 0) -> None:
+        """Write what was run of the block in the slot last to where it is kept."""
+        staged = self._blocks[block, slot]
         with staged.lock:
             staged.take()
 
-    def _staged(self, block: str) -> _Staged:
+    def _staged(self, block: str, slot: int) -> _Staged:
         with self._making:
             numbers = self._begun()
-            if block not in self._blocks:
-                self._blocks[block] = _Staged(self._program, self._updates[block], self._written[block], numbers)
-            return self._blocks[block]
+            if (block, slot) not in self._blocks:
+                made = _Staged(self._program, self._updates[block], self._written[block], numbers)
+                self._blocks[block, slot] = made
+            return self._blocks[block, slot]
 
     def _begun(self) -> Tensors:
         """Return the numbers as they will be in the next round."""

@@ -85,7 +85,7 @@ class ProgramStorage:
             self._round.run({})
             self._staged.changed()
 
-    def stage(self, block: str, gradient: Gradient) -> torch.Tensor | None:
+    def stage(self, block: str, gradient: Gradient, slot: int = 0) -> torch.Tensor | None:
         """Return what a dense block will be after the next round with this gradient; None where it cannot be said.
 
         Raises PeerError, OperatorError.
@@ -93,12 +93,12 @@ class ProgramStorage:
         found = self._found(block)
         if not isinstance(found, _Dense) or block not in self._staged or gradient.rows is not None:
             return None
-        return self._staged.run(block, found.fed(gradient))
+        return self._staged.run(block, found.fed(gradient), slot)
 
-    def take_staged(self, block: str) -> None:
-        """Apply what was staged of a block last."""
+    def take_staged(self, block: str, slot: int = 0) -> None:
+        """Apply what was staged of a block in a slot last."""
         with self._found(block).lock:
-            self._staged.take(block)
+            self._staged.take(block, slot)
 
     def check(self, block: str, gradient: Gradient) -> None:
         """Raise PeerError for a gradient that its block's update does not take."""
