@@ -71,7 +71,7 @@ class Job:
         client.connect()
         self.clients.append(client)
         if self.by_python:
-            client.serve_operators = lambda: None  # type: ignore[method-assign]
+            client.serve_operators = lambda num_threads=1: None  # type: ignore[method-assign]
         elif descriptor.mode != "half_async":  # whose communicator does it
             client.serve_operators()
         send_step = client.send_step

@@ -29,9 +29,21 @@ class FakeServers:
         self.num_at_once = self.most_at_once = 0
         self.others_changed: dict[str, Tensor] = {}
         self.is_closed = self.serves_operators = False
+        self.num_threads = 0
 
-    def serve_operators(self) -> None:
-        self.serves_operators = True
+    def serve_operators(self, num_threads: int = 1) -> None:
+        self.serves_operators, self.num_threads = True, num_threads
+
+    def leave_threads(self) -> None:
+        self.calls.append("leave_threads")
+
+    def end_threads(self) -> None:
+        self.num_threads = 0
+
+    num_pushed_together = 0
+
+    def waiting_threads(self) -> dict[str, int]:
+        return {}
 
     def withdraw_operators(self) -> None:
         self.serves_operators = False

@@ -175,17 +175,18 @@ def test_an_error_of_a_push_names_all_its_gradients(opened: Make) -> None:
     assert [str(error).split(" [")[0] for error in errors] == [expected] * 2
 
 
-def test_operators_are_served_while_one_thread_trains(opened: Make) -> None:
+def test_operators_are_served_until_a_push_fails(opened: Make) -> None:
     servers = FakeServers(zeros())
     trainer = opened(HalfAsyncCommunicator, servers)
     served = [servers.serves_operators]
     for num in (2, 1):
         trainer.set_participants(num)
         served.append(servers.serves_operators)
+        assert servers.num_threads == num
     servers.before_push = away
     trainer.send("w@GRAD", ["w"], [0], ones())
     served.append(servers.serves_operators)
-    assert served == [True, False, True, False]
+    assert served == [True, True, True, False]
     with pytest.raises(Unavailable, match="w@GRAD"):
         trainer.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.ps.channel_jobs import OPS, Job, Start, jobs, trained
-from tests.ps.staged_storage import stored, taken
+from tests.ps.staged_storage import StagedStorage, stored, taken
 from tests.support.waiting import until
 
 from penstock.errors import PenstockError
@@ -27,8 +28,8 @@ EARLY_OF_SERVER = [["w.block0"] * 4, ["w.block1"] * 4]
 def start() -> Iterator[Start]:
     with jobs() as begin:
 
-        def begun(mode: PsMode = "async", *, trainers: int = 1, **settings: Any) -> Job:
-            job = begin(mode, trainers=trainers, stored=stored(mode), shared_memory=False, **settings)
+        def begun(mode: PsMode = "async", *, trainers: int = 1, large: Any = None, **settings: Any) -> Job:
+            job = begin(mode, trainers=trainers, stored=large or stored(mode), shared_memory=False, **settings)
             with ThreadPoolExecutor(trainers) as pool:
                 list(pool.map(remotes.get, job.remotes))
             return job
@@ -126,6 +127,26 @@ def test_of_two_trainers_in_step_the_first_step_takes_its_staged_update(start: S
     assert outcomes[0] == outcomes[1]
     now = [blocks[num:] for blocks, num in zip(taken(job), before, strict=True)]
     assert now == [["w.block0"], ["w.block1"]], "of the one that came first; the other is computed on its result"
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_large_gradients_of_a_step_leave_one_after_the_other(start: Start, mode: PsMode) -> None:
+    names = ["a", "b", "c"]
+    spec = json.dumps({"dense": [[name, [name], [0], 1] for name in names], "sparse": []})
+    outcomes = []
+    for by_python in (True, False):
+        large = [StagedStorage(dict.fromkeys(names, (300, 300)), sync=mode == "sync"), stored(mode)[1]]
+        job = start(mode, by_python=by_python, large=large)
+        for seed in range(3):
+            random = torch.Generator().manual_seed(seed)
+            gradients = [torch.randn(300, 300, generator=random) for _ in names]
+            sent = OPS.send_step(gradients, [], [], [], job.remotes[0], spec)
+            out = [torch.empty(300, 300) for _ in names]
+            OPS.recv_step(out, [sent], job.remotes[0], names, names, [0] * 3)
+            assert all(torch.equal(t, large[0].values[name]) for t, name in zip(out, names, strict=True))
+        outcomes.append([large[0].values[name].tolist() for name in names])
+    assert outcomes[0] == outcomes[1]
+    assert sorted(large[0].taken) == ["a", "a", "b", "b"], "all but the last, once it is known what a step reads"
 
 
 def test_what_is_staged_of_a_trainer_that_died_is_dropped(start: Start) -> None:

@@ -27,6 +27,7 @@ from penstock.exec.fed_state import set_state, state_in
 from penstock.exec.feeding import as_tensors, check_guards, resolved_seed, takes_from_reader
 from penstock.exec.fetching import SelectedRowsValue, as_array, fetch_names
 from penstock.exec.matmuls import Matmuls
+from penstock.exec.one_exchange import with_one_exchange
 from penstock.exec.parallel import CompiledProgram
 from penstock.exec.pass_choice import matrix_settings
 from penstock.exec.places import CPUPlace, Place, device_of
@@ -49,6 +50,9 @@ from penstock.scope import Scope, global_scope, tensor_of
 from penstock.serving.remote_use import RemoteUse
 
 _log = logging.getLogger(__name__)
+_Prepared = tuple[int, Operator, Any]
+"""Number of an operator in its Program, the operator, and its kernel."""
+
 Hook = Callable[[Operator, list[Any], Callable[[], Any]], Any]
 """Called for each operator with its operands and a function that runs it; returns the result."""
 
@@ -59,7 +63,7 @@ class Executor:
     def __init__(self, place: Place | None = None) -> None:
         self.place = place or CPUPlace()
         self._device = device_of(self.place)
-        self._checked: dict[int, tuple[Program, int, list[tuple[Operator, Any]], Matmuls | None]] = {}
+        self._checked: dict[tuple[int, bool], tuple[Program, int, list[_Prepared], Matmuls | None]] = {}
         self._cut: dict[tuple[int, tuple[str, ...]], tuple[Program, int, Program]] = {}
         self._collective: dict[tuple[int, int], tuple[Program, Scope, Any]] = {}
         self._remotes = RemoteUse()
@@ -144,13 +148,14 @@ class Executor:
         """`run` for a plain Program; `hook` sees every operator (see `exec.audit`)."""
         scope = scope or global_scope()
         program_runs(program)
-        prepared, matmuls = self._prepare(program)
-        if prepared and prepared[0][0].type == LISTEN_AND_SERV:
+        watched = hook is not None or diagnostics.checks_results()
+        prepared, matmuls = self._prepare(program, fuses=not watched and program.memory_mark is None)
+        if prepared and prepared[0][1].type == LISTEN_AND_SERV:
             from penstock.serving.server import serve_program  # loads a server, which other programs do without
 
             serve_program(program, scope)
             return []
-        if prepared and prepared[0][0].type == COLLECTIVE:
+        if prepared and prepared[0][1].type == COLLECTIVE:
             return list(self._compiled(program, scope)._run_compiled(self, feed, fetch_list, scope, return_numpy, True))
         self._remotes.note(program)
         if hook is None and diagnostics.checks_results():
@@ -171,12 +176,13 @@ class Executor:
         values: dict[str, Any] = {**tensors, RNG: torch.tensor([seed, step, 0], dtype=torch.int64)}
         bindings[SEED] = seed
         chosen = {} if matmuls is None else matmuls.chosen(bindings)
+        over = releases(program, names)
         with torch.no_grad():
-            for index, ((op, kernel), over) in enumerate(zip(prepared, releases(program, names), strict=True)):
+            for index, op, kernel in prepared:
                 self._run_operator(program, op, chosen.get(index, kernel), values, bindings, scope, hook)
-                for name in over:
+                for name in over[index]:
                     values.pop(name, None)
-        if any(program.variables[program.variables[w].storage].persistable for op, _ in prepared for w in op.writes):
+        if any(program.variables[program.variables[w].storage].persistable for _, op, _ in prepared for w in op.writes):
             scope.written_by(self)
         if is_read:
             program.reader.used()
@@ -190,17 +196,19 @@ class Executor:
             self._collective[key] = (program, scope, CompiledProgram(program))
         return self._collective[key][2]
 
-    def _prepare(self, program: Program) -> tuple[list[tuple[Operator, Any]], Matmuls | None]:
-        known = self._checked.get(id(program))
+    def _prepare(self, program: Program, *, fuses: bool) -> tuple[list[_Prepared], Matmuls | None]:
+        """Return what runs. `fuses`: the exchange with servers may be one push and one pull."""
+        known = self._checked.get((id(program), fuses))
         if known is not None and known[0] is program and known[1] == program.revision:
             return known[2:]
         legality.check(program)
         check_writes(program)
-        prepared = [(op, None if op.type == CAPTURED else resolve(op)) for op in program.global_block().operators]
+        operators = with_one_exchange(program) if fuses else list(enumerate(program.global_block().operators))
+        prepared = [(number, op, None if op.type == CAPTURED else resolve(op)) for number, op in operators]
         matmuls = None
         if self._device.type == "cpu":
             matmuls = Matmuls(program, matrix_settings(at_once=1, intra_op=torch.get_num_threads()))
-        self._checked[id(program)] = (program, program.revision, prepared, matmuls)
+        self._checked[id(program), fuses] = (program, program.revision, prepared, matmuls)
         return prepared, matmuls
 
     def _run_operator(

@@ -127,8 +127,12 @@ class TrainerClient:
             )
         self._heartbeat = HeartbeatThread(self.links, within_s=min(self.settings.lease_s, self.settings.deadline_s))
 
-    def serve_operators(self) -> None:
-        """Let operators of programs with this descriptor reach the servers without Python, from now on."""
+    def serve_operators(self, num_threads: int = 1) -> None:
+        """Let operators of programs with this descriptor reach the servers without Python, from now on.
+
+        `num_threads`: how many train in step, whose steps are pushed together. Returns when those that wait have been.
+        """
+        self._session.meet(num_threads)
         self._is_direct = True
         open_session(str(self.descriptor), self._session)
         self._arm()
@@ -137,6 +141,23 @@ class TrainerClient:
         """Undo `serve_operators`. An operator that is at the servers finishes there."""
         self._is_direct = False
         close_session(str(self.descriptor), self._session)
+
+    def leave_threads(self) -> None:
+        """The calling thread is none of those that train in step any more."""
+        self._session.leave_meeting()
+
+    def end_threads(self) -> None:
+        """No threads train in step any more. Returns when what they have brought is pushed."""
+        self._session.meet(0)
+
+    @property
+    def num_pushed_together(self) -> int:
+        """How many steps of several threads operators have pushed."""
+        return self._session.num_met
+
+    def waiting_threads(self) -> Mapping[str, int]:
+        """Return how many gradients operators hold that wait for those of other threads, by the names of blocks."""
+        return self._session.waiting()
 
     def _arm(self) -> None:
         """Open channels to servers that have none, or none any more. After each step that Python did."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from penstock.errors import Bug, SpecError, Unavailable
 from penstock.program.program import Program
-from penstock.ps.remote import REMOTE_TYPES, Descriptor, Opener, PsMode, Remote, StepRemote
+from penstock.ps.remote import REMOTE_TYPES, Descriptor, Opener, PsMode, Remote, StepRemote, ThreadedRemote
 from penstock.ps.settings import TrainerRuntimeConfig, TrainerSettings
 
 if TYPE_CHECKING:  # programs without servers load no gRPC
@@ -54,6 +54,13 @@ class Remotes:
         found = self.get(descriptor, opens=opens)
         if not isinstance(found, StepRemote):
             raise Bug(f"the remote {descriptor!r} takes no whole steps, but a graph was built for one that does")
+        return found
+
+    def get_threaded(self, descriptor: str) -> ThreadedRemote:
+        """Return the open remote of a descriptor whose steps threads make together. Raises Bug, Unavailable."""
+        found = self.get(descriptor, opens=False)
+        if not isinstance(found, ThreadedRemote):
+            raise Bug(f"the steps of the remote {descriptor!r} are those of one thread, but several have met for one")
         return found
 
     def close(self, descriptor: str) -> None:

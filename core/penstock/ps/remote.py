@@ -157,4 +157,15 @@ class StepRemote(Remote, Protocol):
         """GEO: `geo` of all parameters of a step."""
 
 
+@runtime_checkable
+class ThreadedRemote(StepRemote, Protocol):
+    """One whose steps several threads of the process make together."""
+
+    def push_for_all(self, pushes: Sequence[SendCall]) -> None:
+        """Push the means of the gradients of all threads. As `send_step`."""
+
+    def check_threads(self, num_came: int, waited_s: float) -> None:
+        """Raise if the exchange has ended, or not all threads have come: `num_came` in `waited_s`. -1: not known."""
+
+
 Opener = Callable[[Descriptor], Remote]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.native.channels import know_layout, repeats_step
+from penstock.native.channels import know_layout, meets, repeats_step
 from penstock.ps.communicator import remotes
 from penstock.ps.remote import GeoCall, SendCall
 
@@ -85,17 +85,39 @@ def _send_step(
         [(blocks, at, []) for _, blocks, at, _ in dense],
         [((blocks, at, heights), of) for (_, blocks, at, heights), of in zip(sparse, pieces, strict=True)],
     )
-    on_cpu, first = _cpu(values), 0
+    if meets(remote):  # and now the layout is known there
+        together: Tensor = torch.ops.penstock.send_step(
+            _cpu(values), _cpu(rows), _cpu(row_values), _cpu(after), remote, spec
+        )
+        return together
     if given:
         joined = [_joined(rows, row_values, of) for of in given]
         rows, row_values = [ids for ids, _ in joined], [of for _, of in joined]
+    pushes = _pushes(spec, values, rows, row_values)
+    remotes.get_step(remote, opens=not repeats_step()).send_step(pushes)
+    return _token()
+
+
+def _pushes(spec: str, values: list[Tensor], rows: list[Tensor], row_values: list[Tensor]) -> list[SendCall]:
+    """Return the pushes of a step. `rows` and `row_values`: whole, one of each sparse gradient."""
+    dense, sparse, _ = _specs(spec)
+    on_cpu, first = _cpu(values), 0
     pushes = []
     for variable, blocks, at, count in dense:
         pushes.append(SendCall(variable, blocks, at, on_cpu[first : first + count]))
         first += count
     for (variable, blocks, at, heights), ids, of_ids in zip(sparse, _cpu(rows), _cpu(row_values), strict=True):
         pushes.append(SendCall(variable, blocks, at, [of_ids], heights, ids))
-    remotes.get_step(remote, opens=not repeats_step()).send_step(pushes)
+    return pushes
+
+
+def _push_for_all(values: list[Tensor], rows: list[Tensor], row_values: list[Tensor], remote: str, spec: str) -> Tensor:
+    remotes.get_threaded(remote).push_for_all(_pushes(spec, values, rows, row_values))
+    return _token()
+
+
+def _check_threads(token: Tensor, remote: str, num_came: int, waited_s: float) -> Tensor:
+    remotes.get_threaded(remote).check_threads(num_came, waited_s)
     return _token()
 
 
@@ -204,6 +226,13 @@ _KERNELS: dict[str, tuple[str, Any]] = {
         "(Tensor[] values, Tensor[] rows, Tensor[] row_values, Tensor[] after, str remote, str spec) -> Tensor",
         _send_step,
     ),
+    # Of threads that train in step: the mean of their gradients, which one of them pushes; and a check of those that
+    # have not come, of which `num_came` have (-1: the exchange has ended, and this raises why).
+    "push_for_all_by_python": (
+        "(Tensor[] values, Tensor[] rows, Tensor[] row_values, str remote, str spec) -> Tensor",
+        _push_for_all,
+    ),
+    "check_threads_by_python": ("(Tensor token, str remote, int num_came, float waited_s) -> Tensor", _check_threads),
     # Gradients of blocks, which leave while the rest is computed. Its token goes to the step's `send_step`, which has
     # the same tensors: an element other than zero is the number of what was sent.
     "send_ahead": ("(Tensor[] values, str remote, str[] blocks, int[] at) -> Tensor", _send_ahead),

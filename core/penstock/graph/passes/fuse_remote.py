@@ -61,11 +61,13 @@ def _fuse_async(graph: Graph, handles: Sequence[OpHandle]) -> Graph:
             rewriter.keep(handle)
         if handle.index == end:
             first = pushes[-1]
-            rewriter.put(first.kind, _push(pushes, first.op, ()), first.replica, first.rows_of, pushes)
+            pushed = push_step([h.op for h in pushes], first.op, ())
+            rewriter.put(first.kind, pushed, first.replica, first.rows_of, pushes)
             if pulls:
                 waited = [n for h in pulls for n in h.reads() if n not in sent and n not in _written(pulls)]
                 after = [*first.op.output_names(), *waited]
-                rewriter.put(first.kind, _pull(pulls, pulls[-1].op, after), first.replica, first.rows_of, pulls)
+                pulled = pull_step([h.op for h in pulls], pulls[-1].op, after)
+                rewriter.put(first.kind, pulled, first.replica, first.rows_of, pulls)
     return rewriter.finish()
 
 
@@ -91,7 +93,7 @@ def _fuse_pushes(graph: Graph, handles: Sequence[OpHandle]) -> Graph:
         return graph
     made = {n for h in pushes for n in h.makes()}
     waited = [n for n in barrier.reads() if n not in made]
-    return _with_one(graph, pushes, barrier, _push(pushes, barrier.op, waited))
+    return _with_one(graph, pushes, barrier, push_step([h.op for h in pushes], barrier.op, waited))
 
 
 def _fuse_pulls(graph: Graph, remote: str) -> Graph:
@@ -116,7 +118,7 @@ def _fuse_pulls(graph: Graph, remote: str) -> Graph:
     out, made = _written(pulls), {n for h in pulls for n in h.makes()}
     # The pulls' `after`, all once; what the last barrier waits for otherwise stays.
     waited = [n for h in pulls for n in h.reads() if n not in out] + [n for n in end.reads() if n not in made]
-    return _with_one(graph, pulls, end, _pull(pulls, end.op, waited))
+    return _with_one(graph, pulls, end, pull_step([h.op for h in pulls], end.op, waited))
 
 
 def _with_one(graph: Graph, handles: Sequence[OpHandle], end: OpHandle, op: Operator) -> Graph:
@@ -131,9 +133,10 @@ def _with_one(graph: Graph, handles: Sequence[OpHandle], end: OpHandle, op: Oper
     return rewriter.finish()
 
 
-def _push(pushes: Sequence[OpHandle], like: Operator, after: Iterable[str]) -> Operator:
-    dense = [h.op for h in pushes if h.op.type == SEND]
-    sparse = [h.op for h in pushes if h.op.type == SEND_ROWS]
+def push_step(pushes: Sequence[Operator], like: Operator, after: Iterable[str]) -> Operator:
+    """Return one operator for all pushes: `like` with their arguments, after the tokens `after`."""
+    dense = [op for op in pushes if op.type == SEND]
+    sparse = [op for op in pushes if op.type == SEND_ROWS]
     said = [(op.args[2:], len(op.input_names())) for op in dense]
     spec = {
         "dense": [[name, blocks, at, count] for (name, blocks, at), count in said],
@@ -150,13 +153,14 @@ def _push(pushes: Sequence[OpHandle], like: Operator, after: Iterable[str]) -> O
     return replace(like, type=SEND_STEP, args=args)
 
 
-def _pull(pulls: Sequence[OpHandle], like: Operator, after: Iterable[str]) -> Operator:
-    out = tuple(n for h in pulls for n in h.op.writes)
+def pull_step(pulls: Sequence[Operator], like: Operator, after: Iterable[str]) -> Operator:
+    """Return one operator for all pulls, as `push_step`."""
+    out = tuple(n for op in pulls for n in op.writes)
     args: tuple[Arg, ...] = (
         _refs(out), _refs(dict.fromkeys(after)), like.args[_REMOTE[like.type]],
-        tuple(h.op.args[3] for h in pulls for _ in _list(h.op.args[4])),
-        tuple(b for h in pulls for b in _list(h.op.args[4])),
-        tuple(s for h in pulls for s in _list(h.op.args[5])),
+        tuple(op.args[3] for op in pulls for _ in _list(op.args[4])),
+        tuple(b for op in pulls for b in _list(op.args[4])),
+        tuple(s for op in pulls for s in _list(op.args[5])),
     )  # fmt: skip
     return replace(like, type=RECV_STEP, args=args, writes=out)
 

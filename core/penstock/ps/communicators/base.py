@@ -9,7 +9,7 @@ being done, of which variable, with which endpoints. Nothing is swallowed, nothi
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -78,8 +78,25 @@ def _merge_rows(gradients: Sequence[LocalGradient], divisor: int) -> LocalGradie
 class Servers(StepRemote, Protocol):
     """Parameter servers that answer each call before it returns: what a communicator stands on."""
 
-    def serve_operators(self) -> None:
-        """Let operators of the program reach the servers without Python, from now on."""
+    def serve_operators(self, num_threads: int = 1) -> None:
+        """Let operators of the program reach the servers without Python, from now on.
+
+        `num_threads`: how many train in step, from now on: their steps are pushed together, once those that wait have
+        been.
+        """
+
+    def leave_threads(self) -> None:
+        """The calling thread is none of those that train in step any more."""
+
+    def end_threads(self) -> None:
+        """No threads train in step any more. Returns when what they have brought is pushed."""
+
+    @property
+    def num_pushed_together(self) -> int:
+        """How many steps of several threads operators have pushed."""
+
+    def waiting_threads(self) -> Mapping[str, int]:
+        """Return how many gradients operators hold that wait for those of other threads, by the names of blocks."""
 
     def withdraw_operators(self) -> None:
         """Let operators call Python again, from now on."""

@@ -4,10 +4,12 @@ Each participant (a thread that runs the program) gives one gradient a step; whe
 servers, and each goes on with what it then pulls. A program that runs once a node gives once a node (Reduce mode
 merges the replicas' gradients before): one participant, which waits for no other. Its steps push and pull on the thread
 that runs them, over channels where there are any, as in async mode without a communicator. With more threads,
-`set_participants` announces them, and the program runs with the Executor, which keeps a step on its thread. One call
-pushes all variables whose rounds are complete, and one message a server pulls all that are behind. A thread that ends
-without leaving counts as having left. One that was announced and has not started is warned of, and an error after
-MISSING_S.
+`set_participants` announces them, and the program runs with the Executor, which keeps a step on its thread. Whole
+steps meet in native code (`native/src/ps/meeting.h`), where the thread that completes a round pushes for all, over
+channels or by `push_for_all`, and its answer has what all of them read. Gradients that are operators by themselves meet
+here: one call pushes all variables whose rounds are complete, and one message a server pulls all that are behind. A
+thread that ends without leaving counts as having left. One that was announced and has not started is warned of, and an
+error after MISSING_S.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ class HalfAsyncCommunicator(OverServers):
     def set_participants(self, num: int) -> None:
         """Set how many threads train from now on; before they start, and after those of before have ended.
 
-        For one thread, returns when what was queued before is sent, so that no push overtakes it.
+        Returns when what was queued before is sent, so that no push overtakes it.
         """
         self.servers.withdraw_operators()
         with self._lock:
@@ -103,11 +105,9 @@ class HalfAsyncCommunicator(OverServers):
             self._pulls_together = num > 1
             self._changed.notify_all()
             self._is_alone = num <= 1
-            if not self._is_alone:
-                return
             self._changed.wait_for(lambda: self._steps.is_empty or self._failure.happened)
             self._check()
-        self.servers.serve_operators()
+        self.servers.serve_operators(num)
 
     def leave(self) -> None:
         """The calling thread has no more data: rounds no longer wait for it."""
@@ -116,6 +116,7 @@ class HalfAsyncCommunicator(OverServers):
             del self._threads[who]
             self._steps.leave(who)
             self._changed.notify_all()
+        self.servers.leave_threads()
 
     @contextmanager
     def participant(self) -> Iterator[None]:
@@ -138,8 +139,15 @@ class HalfAsyncCommunicator(OverServers):
             self._steps.leave(who)
             self._changed.notify_all()
 
-    def _check_missing(self, waited_s: float) -> None:
-        absent = self._num_announced - len(self._came)
+    def check_threads(self, num_came: int, waited_s: float) -> None:
+        """Raise if the exchange has ended, or if announced threads have not come within `missing_s`."""
+        with self._lock:
+            self._check()
+        if num_came >= 0:
+            self._check_missing(waited_s, num_came)
+
+    def _check_missing(self, waited_s: float, num_came: int) -> None:
+        absent = self._num_announced - num_came
         if absent <= 0 or waited_s < min(_REPORT_MISSING_S, self._missing_s):
             return
         what = (
@@ -183,6 +191,10 @@ class HalfAsyncCommunicator(OverServers):
         if not self._is_alone:
             self._give([_given(push) for push in pushes])
             return
+        self.push_for_all(pushes)
+
+    def push_for_all(self, pushes: Sequence[SendCall]) -> None:
+        """Push the gradients of one thread, or the means of those of all that have met."""
         try:  # before any check: a native step that failed holds a lock until it is repeated
             self.servers.send_step(pushes)
         except Exception as error:  # noqa: BLE001  # raised below
@@ -218,7 +230,7 @@ class HalfAsyncCommunicator(OverServers):
     def _pull_behind(self) -> None:
         """Pull all variables of which rounds were applied since they were pulled."""
         with self._lock:
-            done = {key: self._steps.num_done(key) for key in self._pulled}
+            done = {key: self._num_done(key) for key in self._pulled}
         behind = [(key, one) for key, one in self._pulled.items() if one.version < done[key]]
         if len(behind) == 1:
             ((_, one),) = behind
@@ -250,15 +262,22 @@ class HalfAsyncCommunicator(OverServers):
             round = self._steps.round_to_wait_for(key, self._who())
             while round >= 0 and not self._steps.is_done(key, round):
                 self._drop_ended_threads()
-                self._check_missing(time.monotonic() - started)
+                self._check_missing(time.monotonic() - started, len(self._came))
                 self._changed.wait(_CHECK_S)
                 self._check()
-            return self._steps.num_done(key)
+            return self._num_done(key)
+
+    def _num_done(self, key: str) -> int:
+        """Rounds of a variable that were pushed, at most: whole steps may have it or not."""
+        return self._steps.num_done(key) + self.servers.num_pushed_together
 
     def queue_depths(self) -> dict[str, int]:
         """Return the number of gradients that wait for others, by the parameter's blocks."""
         with self._lock:
-            return self._steps.depths()
+            depths = self._steps.depths()
+        for key, num in self.servers.waiting_threads().items():
+            depths[key] = depths.get(key, 0) + num
+        return depths
 
     def close(self) -> None:
         """Send what was given, leave the servers, end. Raises the background's error if no call has raised it yet."""
@@ -270,6 +289,7 @@ class HalfAsyncCommunicator(OverServers):
             self._changed.notify_all()
         for thread in self._senders:
             thread.join()
+        self.servers.end_threads()
         try:
             self.servers.close()
         finally:

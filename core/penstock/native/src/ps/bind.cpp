@@ -21,7 +21,7 @@
 #include "ps/message.h"
 #include "ps/operators.h"
 #include "ps/outbox.h"
-#include "ps/session.h"
+#include "ps/session_bind.h"
 
 namespace py = pybind11;
 using namespace pybind11::literals;
@@ -341,75 +341,6 @@ class Answers {
   std::int64_t trainer_ = -1;      // who sent the request that is being answered
   Message answer_;
 };
-
-py::dict as_dict(const Sums& sums) {
-  return py::dict("calls"_a = sums.calls, "sent_bytes"_a = sums.sent_bytes, "received_bytes"_a = sums.received_bytes,
-                  "wait_ns"_a = sums.wait_ns, "merges"_a = sums.merges, "staleness"_a = sums.staleness);
-}
-
-// (blocks, servers, heights), for a sparse gradient with its width and pieces (rows, values, first column).
-using Described = std::tuple<std::vector<std::string>, std::vector<std::int64_t>, std::vector<std::int64_t>>;
-using Pieces = std::pair<std::int64_t, std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>>>;
-
-Layout::Gradient gradient_of(const Described& described, const std::optional<Pieces>& pieces) {
-  Layout::Gradient out;
-  std::tie(out.of.blocks, out.of.at, out.of.heights) = described;
-  out.of.is_table = pieces.has_value();
-  if (pieces) {
-    out.width = pieces->first;
-    for (const auto& [rows, values, column] : pieces->second) out.pieces.push_back({rows, values, column});
-  }
-  return out;
-}
-
-void bind_session(py::module_& m) {
-  py::class_<Session, std::shared_ptr<Session>>(m, "Session")
-      .def(py::init([](std::int64_t trainer, std::int64_t epoch, bool sync, double limit_s, std::size_t num_servers) {
-             return std::make_shared<Session>(Sender{trainer, epoch}, sync, limit_s, num_servers);
-           }),
-           "trainer"_a, "epoch"_a, py::kw_only(), "sync"_a, "limit_s"_a, "num_servers"_a)
-      .def(
-          "arm",
-          [](Session& self, std::size_t server, std::array<int, kNumLines> descriptors, std::vector<std::string> blocks,
-             std::int64_t round, bool shares, bool local) {
-            std::array<std::shared_ptr<Channel>, kNumLines> channels;
-            for (std::size_t i = 0; i < kNumLines; ++i) channels[i] = std::make_shared<Channel>(descriptors[i], shares);
-            const py::gil_scoped_release released;
-            return self.arm(server, std::move(channels), std::move(blocks), round, local);
-          },
-          "server"_a, "descriptors"_a, "blocks"_a, "round"_a, py::kw_only(), "shares"_a, "local"_a)
-      .def("disarm", &Session::disarm, py::call_guard<py::gil_scoped_release>())
-      .def_property_readonly("is_armed", &Session::is_armed)
-      .def("is_armed_at", [](Session& self, std::size_t at) { return self.server(at).armed.load(); })
-      .def("round", [](Session& self, std::size_t at) { return self.server(at).round.load(); })
-      .def("reached", &Session::reached)
-      .def("acknowledged", [](Session& self, std::size_t at) { return self.server(at).acknowledged.load(); })
-      .def("sent_at", [](Session& self, std::size_t at) { return self.server(at).sent_at.load(); })
-      .def("answered_at", [](Session& self, std::size_t at) { return self.server(at).answered_at.load(); })
-      .def("begin_step", &Session::begin_step, py::call_guard<py::gil_scoped_release>())
-      .def("end_step", &Session::end_step)
-      .def("begin_push", &Session::begin_push, py::call_guard<py::gil_scoped_release>())
-      .def("end_push", &Session::end_push)
-      .def("take_why", &Session::take_why)
-      .def("set_ahead", [](Session& self, std::int64_t num) { self.num_ahead = num; })
-      .def("sums", [](Session& self, std::size_t server) {
-        py::list out;
-        for (const auto& [block, sums] : self.sums(server)) out.append(py::make_tuple(block, as_dict(sums)));
-        return out;
-      });
-  m.def("open_session", &open_session);
-  m.def("close_session", [](const std::string& remote, const Session& session) { close_session(remote, &session); });
-  m.def("next_number", &next_number);
-  m.def("repeats_step", &repeats_step);
-  m.attr("NUM_CHANNELS") = kNumLines;
-  m.def("know_layout", [](const std::string& spec, const std::vector<Described>& dense,
-                          const std::vector<std::pair<Described, Pieces>>& sparse) {
-    Layout layout;
-    for (const Described& one : dense) layout.gradients.push_back(gradient_of(one, std::nullopt));
-    for (const auto& [one, pieces] : sparse) layout.gradients.push_back(gradient_of(one, pieces));
-    know_layout(spec, std::move(layout));
-  });
-}
 
 void bind_server(py::module_& m) {
   py::class_<Block>(m, "Block")

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <utility>
 
+#include "ps/errors.h"
 #include "ps/session.h"
 
 namespace penstock::ps {
@@ -87,13 +88,10 @@ std::vector<std::int64_t> numbers_ahead(TensorList after) {
   return out;
 }
 
-bool send_step_natively(Session* session, TensorList values, TensorList rows, TensorList row_values, TensorList after,
-                        const std::string& spec) {
-  const auto layout = session == nullptr || !session->is_armed() ? nullptr : layout_of(spec);
-  if (layout == nullptr) return false;
+std::vector<Push> pushes_of(const Layout& layout, TensorList values, TensorList rows, TensorList row_values) {
   std::vector<Push> pushes;
   std::size_t dense = 0;
-  for (const Layout::Gradient& gradient : layout->gradients) {
+  for (const Layout::Gradient& gradient : layout.gradients) {
     Push& push = pushes.emplace_back();
     push.of = &gradient.of;
     if (gradient.of.is_table) {
@@ -107,13 +105,79 @@ bool send_step_natively(Session* session, TensorList values, TensorList rows, Te
       dense += gradient.of.blocks.size();
     }
   }
-  return session->step(pushes, numbers_ahead(after));
+  return pushes;
+}
+
+void push_for_all_by_python(Session& session, const std::vector<Push>& pushes, const std::string& remote,
+                            const std::string& spec) {
+  std::vector<Tensor> values, rows, row_values;
+  for (const Push& push : pushes) {
+    values.insert(values.end(), push.values.begin(), push.values.end());
+    if (!push.of->is_table) continue;
+    const Columns whole = joined(push.rows);
+    rows.push_back(whole.ids);
+    row_values.push_back(whole.matrix);
+  }
+  session.forget_answers();
+  const HandedOver handed_over(&session);
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("penstock::push_for_all_by_python", "")
+                             .typed<Tensor(TensorList, TensorList, TensorList, c10::string_view, c10::string_view)>();
+  op.call(values, rows, row_values, remote, spec);
+}
+
+// Raises what has ended the exchange. `num_came`: of the threads that were announced; others are waited for.
+void check_threads_by_python(const std::string& remote, std::int64_t num_came, double waited_s) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("penstock::check_threads_by_python", "")
+                             .typed<Tensor(const Tensor&, c10::string_view, std::int64_t, double)>();
+  op.call(token(), remote, num_came, waited_s);
+}
+
+void push_for_all(Session& session, const std::vector<Push>& own, const std::string& remote, const std::string& spec) {
+  Meeting& meeting = session.meeting();
+  try {
+    const std::vector<Push> merged = meeting.merged(own);
+    if (!session.step(merged, {})) push_for_all_by_python(session, merged, remote, spec);
+    session.count_merges(merged, meeting.num_merged());
+  } catch (...) {
+    meeting.failed();
+    throw;
+  }
+  meeting.pushed();
+}
+
+constexpr double kReportLateS = 10.0, kCheckLateS = 1.0;
+
+// Of threads that train in step: returns when the round of this one is pushed, whichever thread has done it.
+Tensor send_together(Session& session, const std::vector<Push>& own, const std::string& remote,
+                     const std::string& spec) {
+  for (double waited_s = kReportLateS;; waited_s += kCheckLateS) {
+    switch (session.meeting().bring(own, waited_s == kReportLateS ? kReportLateS : kCheckLateS)) {
+      case Meeting::Outcome::kPush:
+        push_for_all(session, own, remote, spec);
+        return token();
+      case Meeting::Outcome::kPushed:
+        return token();
+      case Meeting::Outcome::kLate:
+        check_threads_by_python(remote, static_cast<std::int64_t>(session.meeting().num_came()), waited_s);
+        break;
+      case Meeting::Outcome::kDropped:
+        check_threads_by_python(remote, -1, waited_s);
+        throw Unavailable("the exchange of this trainer's threads with their servers has ended");
+    }
+  }
 }
 
 Tensor send_step(TensorList values, TensorList rows, TensorList row_values, TensorList after, const std::string& remote,
                  const std::string& spec) {
   const auto session = find_session(remote);
-  if (send_step_natively(session.get(), values, rows, row_values, after, spec)) return token();
+  const bool meets = session != nullptr && session->meeting().is_open();
+  if (const auto layout = meets || (session != nullptr && session->is_armed()) ? layout_of(spec) : nullptr) {
+    const std::vector<Push> own = pushes_of(*layout, values, rows, row_values);
+    if (meets) return send_together(*session, own, remote, spec);
+    if (session->step(own, numbers_ahead(after))) return token();
+  }
   const HandedOver handed_over(session.get());
   static const auto op =
       c10::Dispatcher::singleton()

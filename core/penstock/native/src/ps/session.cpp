@@ -24,10 +24,15 @@ bool has_sizes(const Part& part, const at::Tensor& like) {
   return part.dtype == static_cast<std::int8_t>(like.scalar_type()) && like.sizes() == at::IntArrayRef(part.sizes);
 }
 
-std::int64_t bytes_of_parts(const Message& message) {
-  std::int64_t sum = 0;
-  for (const Part& part : message.parts) sum += static_cast<std::int64_t>(part.num_bytes);
-  return sum;
+// Of a block, if the answer has it.
+const Part* part_of(const std::optional<Message>& answer, std::uint32_t block) {
+  const Part* found = nullptr;
+  if (answer) {
+    for (const Part& one : answer->parts) {
+      if (one.block == block) found = &one;
+    }
+  }
+  return found;
 }
 
 }  // namespace
@@ -86,17 +91,6 @@ void Session::reached(std::size_t at, std::int64_t round) {
   std::atomic<std::int64_t>& known = servers_.at(at)->round;
   std::int64_t before = known.load();
   while (before < round && !known.compare_exchange_weak(before, round)) continue;
-}
-
-Counted Session::sums(std::size_t at) {
-  const std::lock_guard guard(arming_);
-  const Server& server = *servers_.at(at);
-  const auto held = waits_.hold();
-  Counted out;
-  for (std::size_t i = 0; i < server.sums.size(); ++i) {
-    out.emplace_back(i < server.blocks.size() ? server.blocks[i] : "", *server.sums[i]);
-  }
-  return out;
 }
 
 // ---------------------------------------------------------------- what is sent
@@ -352,12 +346,7 @@ bool Session::read(const std::vector<std::string>& blocks, at::IntArrayRef at, a
     } else {
       leave_to_python(std::move(why));
     }
-    const Part* part = nullptr;
-    if (server.answer) {
-      for (const Part& one : server.answer->parts) {
-        if (one.block == number->second) part = &one;
-      }
-    }
+    const Part* part = part_of(server.answer, number->second);
     whole = whole && part != nullptr && travels(out[i]) && has_sizes(*part, out[i]);
     found.push_back(part);
   }
@@ -368,10 +357,17 @@ bool Session::read(const std::vector<std::string>& blocks, at::IntArrayRef at, a
   }
   for (std::size_t server = 0; server < servers_.size(); ++server) {
     servers_[server]->reads.assign(reads[server].begin(), reads[server].end());
-    servers_[server]->answer.reset();  // each step reads what its own round has made
-    servers_[server]->answered.clear();
   }
+  if (!meeting_->is_open()) forget_answers();  // each step reads what its own round has made
   return whole;
+}
+
+void Session::forget_answers() {
+  const std::lock_guard one_at_a_time(stepping_);
+  for (const std::unique_ptr<Server>& server : servers_) {
+    server->answer.reset();
+    server->answered.clear();
+  }
 }
 
 Session::Line Session::free_line(Server& server, Kind kind) {
@@ -435,33 +431,6 @@ bool Session::await(Channel& channel, Server& server, const Message& sent, std::
     return answer->message.kind == Kind::kAnswer;
   } catch (const std::exception&) {
     return false;
-  }
-}
-
-void Session::count(Server& server, const Message& sent, const Message& answer) {
-  const auto held = waits_.hold();
-  Sums& whole = sent.kind == Kind::kStep ? *server.sums.back() : *server.sums[sent.parts[0].block];
-  whole.calls += 1;
-  whole.staleness += answer.number;
-  if (sent.kind != Kind::kStep) {
-    whole.sent_bytes += bytes_of_parts(sent);
-    whole.received_bytes += bytes_of_parts(answer);
-    return;
-  }
-  for (const Part& part : sent.parts) {
-    Sums& sums = *server.sums[part.block];
-    sums.calls += part.role == Role::kValues ? 1 : 0;
-    sums.sent_bytes += static_cast<std::int64_t>(part.num_bytes);
-  }
-  for (const auto& [block, sent_ahead] : server.ahead) {
-    server.sums[block]->calls += 1;
-    server.sums[block]->sent_bytes += static_cast<std::int64_t>(sent_ahead.second);
-  }
-  for (const Part& part : answer.parts) {
-    if (part.block >= server.blocks.size()) continue;
-    Sums& sums = *server.sums[part.block];
-    sums.calls += 1;
-    sums.received_bytes += static_cast<std::int64_t>(part.num_bytes);
   }
 }
 

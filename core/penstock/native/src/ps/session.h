@@ -20,6 +20,7 @@
 
 #include "ps/columns.h"
 #include "ps/inbox.h"
+#include "ps/meeting.h"
 #include "ps/message.h"
 #include "ps/outbox.h"
 #include "ps/rows.h"
@@ -64,20 +65,6 @@ struct Server {
   Inbox inbox;  // open from the first message ahead to the step's answer, if the server may answer early
 };
 
-// Where a variable's blocks, or the parts of a table, are.
-struct Placement {
-  std::vector<std::string> blocks;
-  std::vector<std::int64_t> at, heights;
-  bool is_table = false;
-};
-
-// A gradient of a step: `values` of blocks, or `rows` of a table, one piece after another.
-struct Push {
-  const Placement* of = nullptr;
-  std::vector<at::Tensor> values;
-  std::vector<Columns> rows;
-};
-
 using Counted = std::vector<std::pair<std::string, Sums>>;
 
 class Session {
@@ -104,6 +91,9 @@ class Session {
   void end_push() { stepping_.unlock(); }
   // The server has this round open, at least: threads may learn of rounds in another order than that of the rounds.
   void reached(std::size_t server, std::int64_t round);
+  // Where threads that train in step meet; nobody does unless it is open. While it is, all of them read what the step
+  // of their round has been answered.
+  Meeting& meeting() { return *meeting_; }
   // Why a step was left to Python that will be left to it for ever, once; empty otherwise.
   std::string take_why();
 
@@ -114,6 +104,10 @@ class Session {
                           const std::vector<at::Tensor>& values);
   // `ahead`: what `send_ahead` has returned for this step. What was sent for another one, which was given up, disarms.
   bool step(const std::vector<Push>& pushes, const std::vector<std::int64_t>& ahead);
+  // `pushes` are means over the gradients of `num` threads.
+  void count_merges(const std::vector<Push>& pushes, std::size_t num);
+  // Reads find nothing before the next step: Python has made one.
+  void forget_answers();
   // Other steps may go on: the one of this thread that failed, if there is one, is not repeated.
   void give_up_step();
   bool read(const std::vector<std::string>& blocks, at::IntArrayRef at, at::TensorList out);
@@ -167,6 +161,7 @@ class Session {
   const bool sync_;
   const double limit_s_;
   std::vector<std::unique_ptr<Server>> servers_;
+  const std::shared_ptr<Meeting> meeting_ = std::make_shared<Meeting>();
   std::mutex arming_;
   std::recursive_mutex stepping_;
   std::mutex knowing_;

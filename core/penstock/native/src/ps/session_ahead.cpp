@@ -11,6 +11,28 @@ namespace {
 
 // Of the dense gradients of a step, and of what else it has: less is not worth a message of its own.
 constexpr std::size_t kApart = std::size_t{64} << 10;
+// Of dense gradients that are all there, and leave one message after the other so that the first are answered while the
+// next travel: as the groups of `graph/passes/send_ahead.py`.
+constexpr std::size_t kGroup = std::size_t{256} << 10;
+
+// Where to cut parts [0, count): the ends of groups of at least kGroup, what is left over belongs to the last.
+std::vector<std::size_t> groups_of(const std::vector<Part>& parts, std::size_t count) {
+  std::vector<std::size_t> ends;
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    bytes += parts[i].num_bytes;
+    if (bytes >= kGroup) {
+      ends.push_back(i + 1);
+      bytes = 0;
+    }
+  }
+  if (count != 0 && (ends.empty() || bytes >= kApart)) {
+    ends.push_back(count);
+  } else if (count != 0) {
+    ends.back() = count;
+  }
+  return ends;
+}
 
 }  // namespace
 
@@ -36,7 +58,7 @@ std::int64_t Session::send_ahead(const std::vector<std::string>& blocks, at::Int
                                  const std::vector<at::Tensor>& values) {
   const std::lock_guard one_at_a_time(stepping_);
   Sent out(servers_.size());
-  if (!is_armed() || is_left_ || !add_ahead(blocks, at, values, out)) return 0;
+  if (!is_armed() || is_left_ || meeting_->is_open() || !add_ahead(blocks, at, values, out)) return 0;
   std::int64_t sent = 0;
   for (std::size_t to = 0; to < out.size(); ++to) {
     if (!out[to]) continue;
@@ -59,24 +81,29 @@ void Session::send_ahead_to(std::size_t at, Outgoing out) {
   server.outbox.send(server.lines[0].channel, std::move(out.message), std::move(out.kept), limit_s_);
 }
 
-// The rest of a step's dense gradients leave before its rows, so that they are answered while those travel.
+// The rest of a step's dense gradients leave before its rows, in groups, so that they are answered while those travel.
+// Without rows the last group is the step's message.
 void Session::send_dense_first(Sent& out) {
   for (std::size_t at = 0; at < out.size(); ++at) {
     Server& server = *servers_[at];
     if (!out[at] || server.local || server.lines[0].channel->shares() || server.reads.empty()) continue;
     std::vector<Part>& parts = out[at]->message.parts;
-    const auto rows = std::find_if(parts.begin(), parts.end(), [](const Part& one) { return one.role == Role::kRows; });
-    std::size_t dense_bytes = 0, other_bytes = 0;
-    for (auto one = parts.begin(); one != parts.end(); ++one) {
-      (one < rows ? dense_bytes : other_bytes) += one->num_bytes;
+    const auto is_row = [](const Part& one) { return one.role == Role::kRows; };
+    const auto num_dense = static_cast<std::size_t>(std::find_if(parts.begin(), parts.end(), is_row) - parts.begin());
+    std::vector<std::size_t> ends = groups_of(parts, num_dense);
+    std::size_t other_bytes = 0, dense_bytes = 0;
+    for (std::size_t i = 0; i < parts.size(); ++i) (i < num_dense ? dense_bytes : other_bytes) += parts[i].num_bytes;
+    if (!ends.empty() && other_bytes < kApart) ends.pop_back();
+    if (ends.empty() || dense_bytes < kApart) continue;
+    std::size_t begin = 0;
+    for (const std::size_t end : ends) {
+      Outgoing first;
+      first.message = {.kind = Kind::kAhead, .trainer = sender_.trainer, .epoch = sender_.epoch};
+      for (; begin < end; ++begin) first.message.parts.push_back(std::move(parts[begin]));
+      first.kept = out[at]->kept;
+      send_ahead_to(at, std::move(first));
     }
-    if (dense_bytes < kApart || other_bytes < kApart) continue;
-    Outgoing first;
-    first.message = {.kind = Kind::kAhead, .trainer = sender_.trainer, .epoch = sender_.epoch};
-    first.message.parts.assign(std::move_iterator(parts.begin()), std::move_iterator(rows));
-    first.kept = out[at]->kept;
-    parts.erase(parts.begin(), rows);
-    send_ahead_to(at, std::move(first));
+    parts.erase(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(begin));
   }
 }
 
