@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.support.endpoints import free_endpoint
 from tests.support.remotes import remotes_of_a_test
+from tests.support.waiting import until
 
 import penstock as fluid
 from penstock.dataset.prefetch import RunAhead
@@ -98,6 +99,13 @@ class Job:
         self.server.close()
 
 
+def feeds_of(job: Job) -> list[dict[str, Any]]:
+    return [
+        {"a": x[:, 1:2].astype("int64"), "b": x[:, 3:4].astype("int64"), "label": x[:, 5:].astype("float32")}
+        for x in np.loadtxt(job.file).reshape(NUM_BATCHES, ROWS, 6)
+    ]
+
+
 @pytest.fixture(autouse=True)
 def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PENSTOCK_PS_START_S", "60")
@@ -171,12 +179,7 @@ def test_rows_of_the_next_batch_are_asked_for_before_a_step_ends(
 def test_a_loop_says_its_next_feed_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(tmp_path)
     watched, ahead = Watched(job, monkeypatch), RowsAhead(job.trainer)
-    lines = np.loadtxt(job.file).reshape(NUM_BATCHES, ROWS, 6)
-    feeds = [
-        {"a": x[:, 1:2].astype("int64"), "b": x[:, 3:4].astype("int64"), "label": x[:, 5:].astype("float32")}
-        for x in lines
-    ]
-    for feed, following in itertools.pairwise(feeds):
+    for feed, following in itertools.pairwise(feeds_of(job)):
         ahead.start(following)
         job.exe.run(job.trainer, feed=feed, scope=job.scope)
     assert not watched.too_late
@@ -201,12 +204,55 @@ def test_a_pass_that_ends_early_discards_prefetched_rows(tmp_path: Path, monkeyp
     job.close()
 
 
-def test_in_sync_nothing_is_asked_early(tmp_path: Path) -> None:
-    """The rows of the next batch are made by the round that is under way."""
-    assert not RowsAhead(Job(tmp_path, sync=True, server=False).trainer)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("distributed", [False, True])
+def test_in_sync_rows_are_looked_up_as_soon_as_the_round_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distributed: bool, replicas: int
+) -> None:
+    """All batches have the same rows, so those of before a round would show."""
+    monkeypatch.setattr(Job, "_line", staticmethod(lambda n: f"1 {1 + n % 2} 1 {3 + n % 2} 1 {n % 3}.5\n"))
+    monkeypatch.setenv("CPU_NUM", str(replicas))
+    asked, look_up = Counter[str](), ChannelRequests._look_up
+
+    def counted(requests: ChannelRequests, *args: Any) -> Any:
+        asked["lookups"] += 1
+        return look_up(requests, *args)
+
+    monkeypatch.setattr(ChannelRequests, "_look_up", counted)
+
+    def learned(way: str) -> list[Any]:
+        job = Job(tmp_path, sync=True, distributed=distributed)
+        compiled: Any = fluid.CompiledProgram(job.trainer).with_data_parallel(loss_name=job.loss.name)
+        asked.clear()
+        if way == "a pass":
+            job.exe.train_from_dataset(compiled, job.dataset(), scope=job.scope)
+        else:
+            ahead = RowsAhead(job.trainer, replicas)
+            for step, (feed, following) in enumerate(itertools.pairwise([*feeds_of(job), feeds_of(job)[0]])):
+                if way == "ahead":
+                    ahead.start(following)
+                job.exe.run(compiled, feed=feed, scope=job.scope)
+                if way == "ahead" and step:  # in the first step Python looks up for one replica, in the second none
+                    so_far = replicas - 1 + replicas * (step + 1)
+                    until(lambda so_far=so_far: asked["lookups"] == so_far)  # type: ignore[misc]
+            took = replicas * (NUM_BATCHES - 2) if way == "ahead" else 0
+            assert remotes.client(job.descriptor)._session.num_taken == took
+        (table,) = (name for name in job.storage.blocks() if "table" in name)
+        found = job.storage.rows(table, torch.arange(1, 5), create=False)
+        job.close()
+        return [found.tolist(), job.storage.value("weight").tolist()]
+
+    expected = learned("alone")
+    assert learned("ahead") == expected
+    assert learned("a pass") == expected
+
+
+def test_only_lookups_of_inputs_are_foreseen(tmp_path: Path) -> None:
     ahead = RowsAhead(Job(tmp_path, server=False).trainer)
     assert ahead
     assert ahead.inputs == {"a", "b"}
+    assert not RowsAhead(Job(tmp_path, server=False).trainer, 2), "on several replicas in sync mode alone"
 
 
 class Batches:

@@ -202,12 +202,9 @@ def _allowed_threads(program: Program, num_threads: int, *, is_compiled: bool) -
 
 
 def _prefetched(run: Run, core: DataParallel, ends: contextlib.ExitStack) -> Run:
-    """Return a pass that starts the lookups of the next batch's rows while a step runs, where there are any to start.
-
-    Replicas look up shares of a batch, which are not foreseen.
-    """
-    rows = RowsAhead(core.program)
-    if not rows or core.num_replicas > 1 or not rows.inputs <= {slot.name for slot in run.slots}:
+    """Return a pass that starts lookups of the next batch's rows while a step runs, where there are any to start."""
+    rows = RowsAhead(core.program, core.num_replicas)
+    if not rows or not rows.inputs <= {slot.name for slot in run.slots}:
         return run
     ends.callback(rows.close)
     return ends.enter_context(

@@ -2,9 +2,9 @@
 
 Started are the lookups whose ids are views and joins of inputs. The step's own lookup then takes the answer, which may
 lack what was pushed meanwhile, as any read in async and half-async. In sync the rows are made by the round that is
-under way, so nothing is prefetched; in GEO tables are local. At most one batch is prefetched, so an answer is older
-than the step that takes it by the step before, no more. The path of this module is documented: a loop of `exe.run`
-prefetches by `RowsAhead`.
+under way, so they are looked up when that is over, which changes no bit; in GEO tables are local. At most one batch is
+prefetched, so an answer is older than the step that takes it by the step before, no more. The path of this module is
+documented: a loop of `exe.run` prefetches by `RowsAhead`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from penstock.exec.feeding import has_batch, split
 from penstock.program.ir import Operator
 from penstock.program.kernels import bind_symbols
 from penstock.program.program import Program
@@ -34,20 +35,23 @@ class _Lookup:
 
 
 class RowsAhead:
-    """The lookups of a program whose ids are made of its inputs alone. `inputs`: the names of these; false: none."""
+    """The lookups of a program whose ids are made of its inputs alone. `inputs`: the names of these; false: none.
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    `num_replicas`: which share each batch, by rows. Then only lookups in sync mode, which take no thread of Python.
+    """
+
+    def __init__(self, program: Program, num_replicas: int = 1) -> None:
+        self._program, self._num_replicas = program, num_replicas
         self._lookups: list[_Lookup] = []
         self.inputs: set[str] = set()
         makers = {name: op for op in program.operators for name in (*op.output_names(), *op.writes)}
         needed: set[str] = set()
         for op in program.operators:
-            if op.type != PREFETCH or Descriptor.parse(str(op.args[1])).mode == "sync":
+            if op.type != PREFETCH:
                 continue
             ids = op.input_names()[0]
             inputs, names = _from_inputs(program, makers, ids)
-            if inputs:
+            if inputs and (num_replicas == 1 or _are_shared(program, str(op.args[1]), inputs)):
                 padding: Any = op.args[8]
                 self._lookups.append(_Lookup(str(op.args[1]), str(op.args[2]), ids, padding))
                 self.inputs |= inputs
@@ -63,6 +67,11 @@ class RowsAhead:
         Before the first step nothing is known of servers, so nothing is started.
         """
         given = {name: torch.as_tensor(feed[name]) for name in self.inputs}
+        shares = [given] if self._num_replicas == 1 else split(self._program, given, self._num_replicas)
+        for share in shares:
+            self._start(share)
+
+    def _start(self, given: Mapping[str, torch.Tensor]) -> None:
         values = self._block.run(given, bind_symbols(self._program, given))
         for lookup in self._lookups:
             ids = values[lookup.ids].reshape(-1)
@@ -76,6 +85,10 @@ class RowsAhead:
         for client in map(remotes.find_client, {lookup.remote for lookup in self._lookups}):
             if client is not None:
                 client.forget_ahead()
+
+
+def _are_shared(program: Program, remote: str, inputs: set[str]) -> bool:
+    return Descriptor.parse(remote).mode == "sync" and all(has_batch(program, name) for name in inputs)
 
 
 def _from_inputs(program: Program, makers: Mapping[str, Operator], variable: str) -> tuple[set[str], set[str]]:

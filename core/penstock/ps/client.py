@@ -317,6 +317,8 @@ class TrainerClient:
         """Pull the rows of `ids` into `out`, from all servers at the same time; over a network each id once."""
         of = Table.of(table, blocks, at, heights)
         self._tables[table], self._shapes[table] = of, (out.shape[1], out.dtype)
+        if self._sync and len(ids) and self._session.take_next(table, ids, out):
+            return
         found = None if self._sync else self._prefetcher.take(table, ids)
         if found is not None:
             with self.counters.waiting("", table):
@@ -330,14 +332,21 @@ class TrainerClient:
 
         Async and half-async: that prefetch then takes the result, which may lack updates that are pushed meanwhile,
         as any read in these modes. Sync: the rows that the next step reads are made by this step's round, so they are
-        read again; what is gained is that new ids of a spread table have their rows already. Returns False if it is
-        not known yet where the rows of this table are (before its first prefetch), or nothing can be gained.
+        looked up as soon as that is over, before the step returns; without channels they are read by the next step, and
+        what is gained is that new ids of a spread table have their rows already. Returns False if it is not known yet
+        where the rows of this table are (before its first prefetch), or nothing can be gained.
         Errors are raised by the prefetch that takes the result; in sync mode they are dropped.
         """
         of, shape = self._tables.get(table), self._shapes.get(table)
-        if of is None or shape is None or not len(ids) or (self._sync and of.heights):
+        if of is None or shape is None or not len(ids):
             return False
         width, dtype = shape
+        if self._sync:
+            own, rows = ids.detach().cpu().reshape(-1).clone(), torch.empty(ids.numel(), width, dtype=dtype)
+            if self._session.look_up_next(table, own, of.blocks, of.at, of.heights, rows):
+                return True
+            if of.heights:
+                return False
 
         def look_up(own: Tensor) -> Tensor:
             out = torch.empty(len(own), width, dtype=dtype)
@@ -350,6 +359,7 @@ class TrainerClient:
     def forget_ahead(self) -> None:
         """Drop what `prefetch_ahead` has looked up and no step has taken."""
         self._prefetcher.forget()
+        self._session.forget_next()
 
     def _look_up(self, table: Table, ids: Tensor, out: Tensor, *, now: bool) -> None:
         if self._is_local(table):

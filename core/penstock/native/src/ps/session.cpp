@@ -43,8 +43,18 @@ std::int64_t next_number() {
 }
 
 Session::Session(Sender sender, bool sync, double limit_s, std::size_t num_servers)
-    : sender_(sender), sync_(sync), limit_s_(limit_s) {
+    : sender_(sender),
+      sync_(sync),
+      limit_s_(limit_s),
+      next_([this](const std::string&, const at::Tensor& ids, const Placement& of,
+                   at::Tensor& rows) { return look_up_ahead(ids, of, rows); },
+            kNumLookUps) {
   for (std::size_t i = 0; i < num_servers; ++i) servers_.push_back(std::make_unique<Server>());
+}
+
+Session::~Session() {
+  for (std::size_t at = 0; at < servers_.size(); ++at) disarm(at);  // a lookup in the background ends
+  next_.close();
 }
 
 bool Session::arm(std::size_t at, std::array<std::shared_ptr<Channel>, kNumLines> channels,
@@ -256,6 +266,7 @@ bool Session::step(const std::vector<Push>& pushes, const std::vector<std::int64
   std::unique_lock one_at_a_time(stepping_);
   const bool well = whole_step(pushes, ahead, one_at_a_time);
   end_ahead(well);
+  if (well && sync_) next_.step_done();
   return well;
 }
 
@@ -308,6 +319,7 @@ std::string Session::take_why() {
 std::int64_t Session::begin_step() {
   stepping_.lock();
   end_ahead(false);
+  next_.forget();
   if (failed_here.session != this) return 0;
   stepping_.unlock();  // the one of the step that failed
   return std::exchange(failed_here, {}).number;
@@ -418,7 +430,8 @@ bool Session::exchange(Sent& out, Answers& answers, Lines& lines) {
 
 bool Session::await(Channel& channel, Server& server, const Message& sent, std::optional<Answer>& answer) {
   const bool is_step = sent.kind == Kind::kStep;
-  const Waits::One waiting(waits_, *(is_step ? server.sums.back() : server.sums[sent.parts[0].block]));
+  std::optional<Waits::One> waiting;
+  if (!blocks_no_step) waiting.emplace(waits_, *(is_step ? server.sums.back() : server.sums[sent.parts[0].block]));
   try {
     if (is_step && server.inbox.is_open()) {
       answer = server.inbox.take(now_s() + limit_s_);

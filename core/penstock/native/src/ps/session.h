@@ -22,6 +22,7 @@
 #include "ps/inbox.h"
 #include "ps/meeting.h"
 #include "ps/message.h"
+#include "ps/next_rows.h"
 #include "ps/outbox.h"
 #include "ps/rows.h"
 #include "ps/waits.h"
@@ -70,6 +71,9 @@ using Counted = std::vector<std::pair<std::string, Sums>>;
 class Session {
  public:
   Session(Sender sender, bool sync, double limit_s, std::size_t num_servers);
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+  ~Session();
 
   // -- for Python
   // False: the server has other blocks than when it was armed first.
@@ -81,6 +85,13 @@ class Session {
   Counted sums(std::size_t server);
   // Lookups that Python has sent ahead: operators leave theirs to it.
   std::atomic<std::int64_t> num_ahead{0};
+  // Sync: looks up these rows as soon as the step is done that ends next, for a lookup of the same ids after it. `rows`
+  // has their sizes. False: there is nothing that would, now.
+  bool look_up_next(const std::string& name, const at::Tensor& ids, Placement table, at::Tensor rows);
+  void forget_next() { next_.forget(); }
+  std::int64_t num_taken() const { return next_.num_taken(); }
+  // The rows of such a lookup, perhaps in memory of its own. False: there is none.
+  bool take_next(const std::string& name, const at::Tensor& ids, at::Tensor& rows);
   // Around a step that Python makes: no operator steps meanwhile. Returns the number of an async step of this thread
   // that failed after it was sent, which has to be repeated under it; 0: there is none.
   std::int64_t begin_step();
@@ -149,6 +160,8 @@ class Session {
   std::int64_t address(Sent& out);
   void done(std::size_t server, const Message& sent, Answer answer, std::int64_t number);
   bool knows(const std::string& table);
+  bool look_up_ahead(const at::Tensor& ids, const Placement& table, at::Tensor& out);
+  bool look_up_now(const at::Tensor& ids, const Parts& parts, bool local, at::Tensor& out);
   bool add_lookups(const Parts& parts, const at::Tensor& ids, Cut& cut, Sent& out);
   bool are_rows(const Sent& sent, const Answers& answers, const at::Tensor& like);
   static Line free_line(Server& server, Kind kind);
@@ -172,6 +185,7 @@ class Session {
   std::mutex reasoning_;
   std::string why_;  // not taken yet
   Waits waits_;
+  NextRows next_;  // the last: its threads use the rest
 };
 
 // By descriptor, as it stands in programs.

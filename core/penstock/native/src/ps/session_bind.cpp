@@ -48,6 +48,27 @@ void bind_meeting(Class& made) {
       .def("waiting", [](Session& self) { return self.meeting().waiting(); });
 }
 
+void bind_next_rows(Class& made) {
+  made.def(
+          "look_up_next",
+          [](Session& self, const std::string& table, const at::Tensor& ids, const std::vector<std::string>& blocks,
+             const std::vector<std::int64_t>& at, const std::vector<std::int64_t>& heights, const at::Tensor& rows) {
+            return self.look_up_next(table, ids.detach(), {blocks, at, heights, true}, rows.detach());
+          },
+          "table"_a, "ids"_a, "blocks"_a, "at"_a, "heights"_a, "rows"_a)
+      .def(
+          "take_next",
+          [](Session& self, const std::string& table, const at::Tensor& ids, const at::Tensor& rows) {
+            at::Tensor found = rows.detach();
+            if (!self.take_next(table, ids.detach(), found)) return false;
+            if (!found.is_same(rows)) rows.detach().copy_(found);
+            return true;
+          },
+          "table"_a, "ids"_a, "rows"_a, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("num_taken", &Session::num_taken)
+      .def("forget_next", &Session::forget_next);
+}
+
 }  // namespace
 
 void bind_session(py::module_& m) {
@@ -86,6 +107,7 @@ void bind_session(py::module_& m) {
         return out;
       });
   bind_meeting(made);
+  bind_next_rows(made);
   m.def("open_session", &open_session);
   m.def("close_session", [](const std::string& remote, const Session& session) { close_session(remote, &session); });
   m.def("next_number", &next_number);

@@ -21,6 +21,31 @@ bool Session::look_up(const std::string& name, const at::Tensor& ids, const Plac
   Parts parts;
   bool local = false;
   if (!can || !knows(name) || !parts_of(table, parts, local) || !parts.are_apart()) return false;
+  if (sync_) {
+    const Waits::One waiting(waits_, *servers_[parts.at[0]]->sums[parts.blocks[0]]);
+    if (take_next(name, ids, out)) return true;
+  }
+  return look_up_now(ids, parts, local, out);
+}
+
+bool Session::take_next(const std::string& name, const at::Tensor& ids, at::Tensor& rows) {
+  return sync_ && next_.take(name, ids, rows);
+}
+
+bool Session::look_up_next(const std::string& name, const at::Tensor& ids, Placement table, at::Tensor rows) {
+  if (!sync_ || !is_armed() || !travels(ids) || ids.scalar_type() != at::kLong || !travels(rows)) return false;
+  next_.want(name, ids, std::move(table), std::move(rows));
+  return true;
+}
+
+bool Session::look_up_ahead(const at::Tensor& ids, const Placement& table, at::Tensor& out) {
+  blocks_no_step = true;  // a thread of `next_`
+  Parts parts;
+  bool local = false;
+  return is_armed() && parts_of(table, parts, local) && parts.are_apart() && look_up_now(ids, parts, local, out);
+}
+
+bool Session::look_up_now(const at::Tensor& ids, const Parts& parts, bool local, at::Tensor& out) {
   thread_local Cut cut;
   Sent sent(servers_.size());
   if (local) {

@@ -17,6 +17,9 @@ struct Sums {
   std::int64_t calls = 0, sent_bytes = 0, received_bytes = 0, wait_ns = 0, merges = 0, staleness = 0;
 };
 
+// Of a thread that no step waits for: its calls are no waits.
+inline thread_local bool blocks_no_step = false;
+
 class Waits {
  public:
   // Counts the time of its life as a wait of `sums`, which is of a row that stays where it is.

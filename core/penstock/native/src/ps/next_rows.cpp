@@ -1,0 +1,123 @@
+#include "ps/next_rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+namespace penstock::ps {
+
+NextRows::~NextRows() {
+  close();
+}
+
+void NextRows::close() {
+  {
+    const std::lock_guard guard(lock_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& one : threads_) one.join();
+  threads_.clear();
+}
+
+void NextRows::drop_if(const std::function<bool(const One&)>& is_old) {
+  for (auto one = all_.begin(); one != all_.end();) {
+    if (one->is_taken || !is_old(*one)) {
+      ++one;
+    } else if (one->state == State::kRunning) {
+      (one++)->is_of_use = false;
+    } else {
+      one = all_.erase(one);
+    }
+  }
+}
+
+void NextRows::want(std::string table, at::Tensor ids, Placement of, at::Tensor rows) {
+  const std::lock_guard guard(lock_);
+  const auto is_wanted = [](const One& one) { return one.state == State::kWanted; };
+  if (static_cast<std::size_t>(std::count_if(all_.begin(), all_.end(), is_wanted)) >= kMost) {
+    all_.erase(std::find_if(all_.begin(), all_.end(), is_wanted));
+  }
+  One& one = all_.emplace_back();
+  one.table = std::move(table);
+  one.ids = std::move(ids);
+  one.of = std::move(of);
+  one.rows = std::move(rows);
+}
+
+void NextRows::step_done() {
+  bool begins = false;
+  {
+    const std::lock_guard guard(lock_);
+    drop_if([](const One& one) { return one.state != State::kWanted; });
+    for (One& one : all_) {
+      if (one.state != State::kWanted) continue;
+      one.state = State::kQueued;
+      begins = true;
+    }
+    if (!begins || ends_) return;
+    while (threads_.size() < num_threads_) threads_.emplace_back([this] { run(); });
+  }
+  changed_.notify_all();
+}
+
+void NextRows::forget() {
+  const std::lock_guard guard(lock_);
+  drop_if([](const One&) { return true; });
+}
+
+bool NextRows::take(const std::string& table, const at::Tensor& ids, at::Tensor& rows) {
+  std::unique_lock held(lock_);
+  const auto found = std::find_if(all_.begin(), all_.end(), [&](const One& one) {
+    return one.is_of_use && !one.is_taken && one.state != State::kWanted && one.table == table &&
+           one.ids.numel() == ids.numel() &&
+           std::memcmp(one.ids.const_data_ptr(), ids.const_data_ptr(), ids.nbytes()) == 0;
+  });
+  if (found == all_.end()) return false;
+  if (found->state == State::kQueued) {  // the caller is no later than a thread that has yet to wake
+    all_.erase(found);
+    return false;
+  }
+  found->is_taken = true;
+  changed_.wait(held, [&] { return found->state != State::kRunning; });
+  const bool well = found->state == State::kDone && found->rows.sizes() == rows.sizes() &&
+                    found->rows.scalar_type() == rows.scalar_type();
+  if (well) {
+    rows = found->rows;
+    ++num_taken_;
+  }
+  all_.erase(found);
+  return well;
+}
+
+std::int64_t NextRows::num_taken() const {
+  const std::lock_guard guard(lock_);
+  return num_taken_;
+}
+
+void NextRows::run() {
+  std::unique_lock held(lock_);
+  while (true) {
+    const auto next =
+        std::find_if(all_.begin(), all_.end(), [](const One& one) { return one.state == State::kQueued; });
+    if (ends_) return;
+    if (next == all_.end()) {
+      changed_.wait(held);
+      continue;
+    }
+    next->state = State::kRunning;
+    held.unlock();
+    bool well = false;
+    try {
+      well = look_up_(next->table, next->ids, next->of, next->rows);
+    } catch (const std::exception&) {  // the step's own lookup meets it again
+    }
+    held.lock();
+    next->state = well ? State::kDone : State::kFailed;
+    if (!next->is_of_use) all_.erase(next);
+    changed_.notify_all();
+  }
+}
+
+}  // namespace penstock::ps
