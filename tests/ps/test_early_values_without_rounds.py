@@ -113,7 +113,7 @@ def test_pushes_of_others_meanwhile_make_the_next_push_stale(start: Start) -> No
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_of_two_trainers_in_step_the_first_step_takes_its_staged_update(start: Start, first: int) -> None:
+def test_of_two_trainers_in_step_one_takes_its_staged_update(start: Start, first: int) -> None:
     outcomes = []
     for by_python in (True, False):
         job = start(trainers=2, by_python=by_python)
@@ -135,7 +135,7 @@ def test_large_gradients_of_a_step_leave_one_after_the_other(start: Start, mode:
     spec = json.dumps({"dense": [[name, [name], [0], 1] for name in names], "sparse": []})
     outcomes = []
     for by_python in (True, False):
-        large = [StagedStorage(dict.fromkeys(names, (300, 300)), sync=mode == "sync"), stored(mode)[1]]
+        large: list[Any] = [StagedStorage(dict.fromkeys(names, (300, 300)), sync=mode == "sync"), stored(mode)[1]]
         job = start(mode, by_python=by_python, large=large)
         for seed in range(3):
             random = torch.Generator().manual_seed(seed)

@@ -207,7 +207,7 @@ def test_a_pass_that_ends_early_discards_prefetched_rows(tmp_path: Path, monkeyp
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("distributed", [False, True])
-def test_in_sync_rows_are_looked_up_as_soon_as_the_round_is_over(
+def test_in_sync_rows_are_looked_up_when_the_round_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distributed: bool, replicas: int
 ) -> None:
     """All batches have the same rows, so those of before a round would show."""

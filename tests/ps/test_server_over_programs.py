@@ -256,7 +256,7 @@ def test_a_staged_update_is_the_update_to_the_bit(mode: PsMode, optimizer: Any) 
     assert apart.stage("table", Gradient(torch.ones(1, WIDTH), torch.tensor([1]))) is None
 
 
-def test_updates_staged_in_two_slots_are_each_the_update_to_the_bit() -> None:
+def test_updates_staged_in_two_slots_are_updates_to_the_bit() -> None:
     for taken in (0, 1):
         apart, whole = storage_of("async", adam), storage_of("async", adam)
         block = next(b for b in whole.blocks() if b != "table")
