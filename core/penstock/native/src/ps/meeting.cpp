@@ -182,7 +182,7 @@ Meeting::Outcome Meeting::bring(const std::vector<Push>& own, double waited_s) {
 }
 
 std::vector<Push> Meeting::merged(const std::vector<Push>& own) {
-  // While a push is under way nobody brings or takes away.
+  // While a push is under way no thread brings or takes away.
   std::vector<Push> out;
   num_merged_ = brought_.size();
   for (const Push& mine : own) {

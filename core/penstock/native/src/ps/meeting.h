@@ -42,7 +42,7 @@ class Meeting : public std::enable_shared_from_this<Meeting> {
     kDropped,  // the meeting is closed, or a push has failed
   };
 
-  // `num` threads take part from now on, more than one, before any of them begins; one or none: nobody meets here.
+  // `num` threads take part from now on, more than one, before any of them begins; one or none: no meeting.
   // Waits until what was brought before is pushed, as it is.
   void begin(std::size_t num);
   bool is_open() const;

@@ -102,7 +102,7 @@ class Session {
   void end_push() { stepping_.unlock(); }
   // The server has this round open, at least: threads may learn of rounds in another order than that of the rounds.
   void reached(std::size_t server, std::int64_t round);
-  // Where threads that train in step meet; nobody does unless it is open. While it is, all of them read what the step
+  // Where threads that train in step meet, if it is open. While it is, all of them read what the step
   // of their round has been answered.
   Meeting& meeting() { return *meeting_; }
   // Why a step was left to Python that will be left to it for ever, once; empty otherwise.
