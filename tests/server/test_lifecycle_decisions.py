@@ -35,7 +35,8 @@ def replica(index: int = 0, state: ReplicaState = R.RUNNING, role: str = "traine
 
 
 def job(*replicas: ReplicaFacts, state: JobState = J.RUNNING, **fields: Any) -> JobFacts:
-    base = JobFacts(state, False, "", "", 0, 0, frozenset({"infra"}), replicas)
+    has_started = any(one.started for one in replicas)
+    base = JobFacts(state, False, "", "", 0, 0, frozenset({"infra"}), replicas, has_started=has_started)
     return replace(base, **fields)
 
 
@@ -103,6 +104,13 @@ def test_lost_node_is_retried_until_the_budget_is_used() -> None:
     lost = job(replica(0, R.LOST), max_restarts=2)
     assert step_of(lost).to is J.RECOVERING
     assert step_of(replace(lost, restarts=2)).to is J.STOPPING
+
+
+def test_lost_replacements_that_wait_take_a_restart() -> None:
+    """What stood in their places before had started, so it is not as if nothing had."""
+    lost = with_pservers(replica(0, R.LOST, started=False), replica(0, R.LOST, role="pserver", started=False))
+    assert not step_of(lost).is_restart
+    assert step_of(replace(lost, has_started=True)).is_restart
 
 
 def test_crash_is_retried_only_when_asked_for() -> None:

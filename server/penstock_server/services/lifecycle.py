@@ -60,7 +60,10 @@ class ReplicaFacts:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What is known of a job. `replicas`: those of the current attempt, of a role and index the newest."""
+    """What is known of a job. `replicas`: those of the current attempt, of a role and index the newest.
+
+    `has_started`: whether any process of the attempt has, also one in whose place there is another.
+    """
 
     state: JobState
     attached: bool
@@ -71,6 +74,7 @@ class JobFacts:
     restart_on: frozenset[str]
     replicas: tuple[ReplicaFacts, ...]
     has_pservers: bool = False
+    has_started: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +230,7 @@ def _fail(job: JobFacts, failure: _Failure) -> Step | Replace:
         return Replace(failure.replica, f"{why}; it is started again: restart {job.restarts + 1} of {job.max_restarts}")
     if failure.reason is StopReason.PREEMPTED:
         return Step(JobState.RECOVERING, failure.reason, f"{why}; it is placed again")
-    if failure.reason is StopReason.NODE_LOST and not any(r.started for r in job.replicas):
+    if failure.reason is StopReason.NODE_LOST and not job.has_started:
         return Step(JobState.RECOVERING, failure.reason, f"{why}; nothing had started, so it is placed again")
     culprit = None if failure.reason is StopReason.START_FAILED else failure.replica.id
     if failure.retry_class in job.restart_on and job.restarts < job.max_restarts:

@@ -138,6 +138,7 @@ def _facts(job: JobRow, replicas: Sequence[ReplicaRow], names: dict[str, str]) -
         restart_on=frozenset(restart.get("on", ())),
         replicas=tuple(_replica_facts(r, names) for r in _counted(job, replicas)),
         has_pservers=job.spec.get("mode") == "pserver",
+        has_started=any(r.started_at is not None for r in replicas),
     )
 
 
