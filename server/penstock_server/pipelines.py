@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+from collections.abc import Awaitable, Callable, Collection
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 import structlog
@@ -50,8 +51,12 @@ class LeaseWatch:
         self._seen: set[str] = set()  # since `last_seen_at` was written
         self._heard: set[str] = set()  # since the lease was last missed; a lease that has only a grace is not heard
 
+    def arrives(self, node_id: str) -> None:
+        """An agent's hello has come, and may wait for the database: its node is neither missed nor gone meanwhile."""
+        self._leases.renew(node_id, self._clock.monotonic())
+
     def connected(self, node_id: str) -> None:
-        """An agent said hello: the TTL counts from now."""
+        """An agent's hello is stored: the TTL counts from now."""
         self._leases.cut(node_id, self._clock.monotonic())
         self._hear(node_id)
 
@@ -75,18 +80,22 @@ class LeaseWatch:
             standing = self._leases.standing(node_id, now)
             if standing is not Standing.ALIVE:
                 self._heard.discard(node_id)  # before the transaction: a message that comes meanwhile counts
+            is_still = partial(self._stands, node_id, standing)
             if standing is Standing.GONE:
-                await self._reports.node_gone(node_id)
-                self._leases.drop(node_id)
-                self._agents.close(node_id, "the lease of this node and its grace were over; connect again")
+                if await self._reports.node_gone(node_id, is_still=is_still):
+                    self._leases.drop(node_id)
+                    self._agents.close(node_id, "the lease of this node and its grace were over; connect again")
             elif standing is Standing.MISSED and state != NodeState.UNREACHABLE:
-                await self._reports.node_missed(node_id)
+                await self._reports.node_missed(node_id, is_still=is_still)
             elif standing is Standing.ALIVE and state == NodeState.UNREACHABLE and node_id in self._heard:
                 await self._reports.node_back(node_id)
         await self._give_up_missing(now)
         await self._reports.overdue()
         await self._reports.stop_long_ones()
         await self._note_seen(any(state == NodeState.DRAINING for _, state in rows))
+
+    def _stands(self, node_id: str, standing: Standing) -> bool:
+        return self._leases.standing(node_id, self._clock.monotonic()) is standing
 
     async def _give_up_missing(self, now: float) -> None:
         for link in self._agents.all():
@@ -169,9 +178,10 @@ class Publisher:
     """Gathers what changed, and sends each changed thing once, as it is when its turn comes."""
 
     def __init__(
-        self, database: Database, clock: Clock, hub: Hub, live: Live, agents: Agents, *, pserver_grace_s: float
-    ) -> None:
-        self._pserver_grace = timedelta(seconds=pserver_grace_s)
+        self, database: Database, clock: Clock, hub: Hub, live: Live, agents: Agents, *,
+        released: Callable[[], Collection[str]],
+    ) -> None:  # fmt: skip
+        self._released = released  # replicas that had their time to end by themselves
         self._db, self._clock, self._hub, self._live, self._agents = database, clock, hub, live, agents
         self._jobs: set[str] = set()
         self._figures: set[str] = set()
@@ -256,8 +266,8 @@ class Publisher:
         """Send a node's whole wanted set to its agent, if it is connected."""
         link = self._agents.get(node_id)
         if link is not None and link.greeted:
-            now, grace = self._clock.now(), self._pserver_grace
-            orders = await desired(self._db, node_id, without=link.missing, now=now, pserver_grace=grace)
+            now, released = self._clock.now(), self._released()
+            orders = await desired(self._db, node_id, without=link.missing, released=released, now=now)
             self._again_at.pop(node_id, None)
             if orders.again_at is not None:
                 self._again_at[node_id] = orders.again_at

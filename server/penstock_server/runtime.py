@@ -165,7 +165,7 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
         telemetry.find, telemetry.on_frame, metrics.lose, hub=hub, recorder=recorder, logs=logs, meters=meters
     )
     leases = LeaseWatch(database, clock, Leases(settings.lease_ttl_s, grace_s), reports, nodes, agents)
-    publisher = Publisher(database, clock, hub, live, agents, pserver_grace_s=settings.pserver_grace_s)
+    publisher = Publisher(database, clock, hub, live, agents, released=lambda: reports.released)
     storage = JobStorage(database, clock, settings.state_dir / "snapshots")
     exchanges = Exchanges(jobs, recorder)
     diagnoses = Diagnoses(database, jobs, storage, exchanges, recorder)

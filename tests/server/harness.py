@@ -46,6 +46,9 @@ class FakeClock:
     def monotonic(self) -> float:
         return 1000.0 + self.elapsed_s
 
+    def steady(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.elapsed_s)
+
     def advance(self, seconds: float) -> None:
         self.elapsed_s += seconds
 

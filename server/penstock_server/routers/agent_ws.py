@@ -91,6 +91,7 @@ async def greet(runtime: Runtime, link: AgentLink, hello: Hello) -> None:
     link.stays_until(hello.pilot)
     link.instance, link.heard_at = hello.instance, runtime.clock.monotonic()
     runtime.agents.connect(link, alive_s=runtime.settings.lease_ttl_s)
+    runtime.leases.arrives(link.node_id)
     link.missing = await runtime.reports.hello(link.node_id, hello)
     runtime.leases.connected(link.node_id)
     offsets = await runtime.log_offsets(link.node_id)

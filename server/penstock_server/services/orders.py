@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, select
@@ -48,14 +48,15 @@ class Orders:
 
 
 async def desired(
-    database: Database, node_id: str, *, without: Collection[str], now: datetime, pserver_grace: timedelta
+    database: Database, node_id: str, *, without: Collection[str], released: Collection[str], now: datetime
 ) -> Orders:
     """Return the `desired` message for the agent of a node.
 
     A replica is wanted while its job starts or runs, its attempt is the job's, and it has not ended; a pserver also for
-    `pserver_grace` after its trainers are done. One in the place of others that failed soon after each other is wanted
-    a moment later. `without`: replicas whose agent lost them; they are never started a second time. `keep_state` of the
-    message: jobs that go on, whose pservers' state and checkpoints on the node are not to be removed.
+    a while after its trainers are done, until it is `released`. One in the place of others that failed soon after each
+    other is wanted a moment later. `without`: replicas whose agent lost them; they are never started a second time.
+    `keep_state` of the message: jobs that go on, whose pservers' state and checkpoints on the node are not to be
+    removed.
     """
     statement = (
         select(ReplicaRow, JobRow)
@@ -78,7 +79,7 @@ async def desired(
     )
     async with database.read() as session:
         pairs: Sequence[Any] = (await session.execute(statement)).all()
-        wanted = [(r, job) for r, job in pairs if r.id not in without and _is_wanted(r, job, now, pserver_grace)]
+        wanted = [(r, job) for r, job in pairs if r.id not in without and _is_wanted(r, job, released)]
         jobs = {job.id: job for _, job in wanted}
         groups = await _groups(session, [job.id for job in jobs.values() if job.spec.get("mode") in _GROUPED])
         keep = (await session.execute(kept)).scalars().all()
@@ -91,12 +92,10 @@ async def desired(
     return Orders(message, min(later.values(), default=None))
 
 
-def _is_wanted(replica: ReplicaRow, job: JobRow, now: datetime, grace: timedelta) -> bool:
+def _is_wanted(replica: ReplicaRow, job: JobRow, released: Collection[str]) -> bool:
     if JobState(job.state) is not JobState.STOPPING:
         return True
-    if not may_linger(JobState.STOPPING, job.reason, replica.role):
-        return False
-    return now - grace < job.state_at <= now + grace  # later than now: the clock was set back
+    return may_linger(JobState.STOPPING, job.reason, replica.role) and replica.id not in released
 
 
 def _pause_end(replica: ReplicaRow, group: _Group | None) -> datetime | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy import select
@@ -47,8 +47,9 @@ class Reports:
         self._db, self._clock, self._nodes, self._tail = database, clock, nodes, tail
         self._grace_s, self._stop_patience_s = grace_s, stop_patience_s
         self._pserver_grace = timedelta(seconds=pserver_grace_s)
-        self._stopping_since: dict[str, float] = {}  # on the monotonic clock: when a stop was seen first
-        self._released: set[str] = set()  # pservers whose agents received that they are not wanted any more
+        self._stopping_since: dict[str, float] = {}  # on the monotonic clock: when a stop began
+        self.released: frozenset[str] = frozenset()
+        """Pservers that had their time to end by themselves after their trainers: they are not wanted any more."""
 
     async def hello(self, node_id: str, hello: Hello) -> set[str]:
         """Note that an agent connected; return the replicas that it should have and does not."""
@@ -111,14 +112,15 @@ class Reports:
                     jobs.add(row.job_id)
             await self._settle_all(tx, jobs)
 
-    async def node_missed(self, node_id: str) -> None:
+    async def node_missed(self, node_id: str, *, is_still: Callable[[], bool]) -> None:
         """An agent missed its lease: its node is unreachable, and what ran there is unknown.
 
-        What it had not reported to have taken is lost at once, so that another node can take it.
+        What it had not reported to have taken is lost at once, so that another node can take it. `is_still`: whether
+        the lease is missed once the transaction has begun; a message of the agent may have come while it waited.
         """
         async with self._db.write() as tx:
             node = await tx.session.get(NodeRow, node_id, with_for_update={"key_share": True})
-            if node is None or not allowed(NodeState(node.state), NodeState.UNREACHABLE):
+            if node is None or not allowed(NodeState(node.state), NodeState.UNREACHABLE) or not is_still():
                 return
             now = self._clock.now()
             transition(tx, node, NodeState.UNREACHABLE, at=now, reason="lease_missed")
@@ -147,12 +149,17 @@ class Reports:
                     jobs.add(row.job_id)
             await self._settle_all(tx, jobs)
 
-    async def node_gone(self, node_id: str) -> None:
-        """A node was silent for the whole grace: it is down, and its replicas are lost."""
+    async def node_gone(self, node_id: str, *, is_still: Callable[[], bool]) -> bool:
+        """A node was silent for the whole grace: it is down, and its replicas are lost.
+
+        `is_still`: as of `node_missed`. Returns False, and changes nothing, if its agent is there after all.
+        """
         async with self._db.write() as tx:
             node = await tx.session.get(NodeRow, node_id, with_for_update={"key_share": True})
+            if not is_still():
+                return False
             if node is None or not allowed(NodeState(node.state), NodeState.DOWN):
-                return
+                return True
             now = self._clock.now()
             transition(tx, node, NodeState.DOWN, at=now, reason="lease_missed")
             detail = f"node {node.name!r} has sent no heartbeat for {self._grace_s:g} s beyond its lease"
@@ -161,6 +168,7 @@ class Reports:
                 transition(tx, row, ReplicaState.LOST, at=now, reason="node_lost", detail=detail)
                 jobs.add(row.job_id)
             await self._settle_all(tx, jobs)
+        return True
 
     async def overdue(self) -> None:
         """Give up on replicas of stopping jobs whose agent sends no report, so that no job stops for ever."""
@@ -173,11 +181,9 @@ class Reports:
         )
         async with self._db.glance() as session:
             pairs = [(replica, job) for replica, job in await session.execute(statement)]
-        since = self._stopping_since
-        seen = self._clock.monotonic()
-        self._stopping_since = {replica.id: since.get(replica.id, seen) for replica, _ in pairs}
-        await self._release(pairs, now)
-        late = [replica.id for replica, job in pairs if self._is_overdue(replica, job, now)]
+        self._note_stops(pairs, now)
+        await self._release(pairs)
+        late = [replica.id for replica, job in pairs if self._is_overdue(replica, job)]
         if not late:
             return
         async with self._db.write() as tx:
@@ -196,7 +202,7 @@ class Reports:
 
     async def stop_long_ones(self) -> None:
         """Stop jobs whose attempt has taken longer than their description allows."""
-        is_long = JobRow.state.in_(_STOPPABLE) & (JobRow.ends_by <= self._clock.now())
+        is_long = JobRow.state.in_(_STOPPABLE) & (JobRow.ends_by <= self._clock.steady())
         async with self._db.glance() as session:
             found = (await session.execute(select(JobRow.id).where(is_long))).scalars().all()
         for job_id in found:
@@ -213,17 +219,25 @@ class Reports:
             tx.effects.nodes.update(r.node_id for r in await replicas_of(tx, job) if r.node_id is not None)
             await settle(tx, job, at=now, tail=self._tail, grace_s=self._grace_s)
 
-    async def _release(self, pairs: Sequence[tuple[ReplicaRow, JobRow]], now: datetime) -> None:
+    def _note_stops(self, pairs: Sequence[tuple[ReplicaRow, JobRow]], now: datetime) -> None:
+        """Note when stops began. From then on the wall clock may be set: it is read when a stop is seen first."""
+        since, seen = self._stopping_since, self._clock.monotonic()
+        self._stopping_since = {
+            replica.id: since.get(replica.id, seen - max(0.0, (now - job.state_at).total_seconds()))
+            for replica, job in pairs
+        }
+
+    async def _release(self, pairs: Sequence[tuple[ReplicaRow, JobRow]]) -> None:
         """Have pservers stopped that did not end by themselves after their trainers."""
-        late = [(r, job) for r, job in pairs if _lingers(r, job) and self._waited(r, job, now) >= self._pserver_grace]
-        fresh = {replica.id: replica.node_id for replica, _ in late if replica.id not in self._released}
-        self._released = {replica.id for replica, _ in late}
+        late = {r.id: r.node_id for r, job in pairs if _lingers(r, job) and self._waited(r) >= self._pserver_grace}
+        fresh = {replica_id: node_id for replica_id, node_id in late.items() if replica_id not in self.released}
+        self.released = frozenset(late)
         if fresh:
             async with self._db.write() as tx:
                 tx.effects.nodes.update(node_id for node_id in fresh.values() if node_id is not None)
 
-    def _is_overdue(self, replica: ReplicaRow, job: JobRow, now: datetime) -> bool:
-        waited = self._waited(replica, job, now)
+    def _is_overdue(self, replica: ReplicaRow, job: JobRow) -> bool:
+        waited = self._waited(replica)
         waited -= self._pserver_grace if _lingers(replica, job) else timedelta()
         if replica.state == ReplicaState.ASSIGNED:
             return waited >= timedelta(seconds=NEVER_STARTED_S)
@@ -232,10 +246,9 @@ class Reports:
         limit_s = float(job.spec.get("stop_grace_s", 5.0)) + self._stop_patience_s
         return waited >= timedelta(seconds=limit_s)
 
-    def _waited(self, replica: ReplicaRow, job: JobRow, now: datetime) -> timedelta:
-        """Return how long a stop has taken, also if the wall clock was set back meanwhile."""
-        seen = timedelta(seconds=self._clock.monotonic() - self._stopping_since[replica.id])
-        return max(now - job.state_at, seen)
+    def _waited(self, replica: ReplicaRow) -> timedelta:
+        """Return how long a stop has taken, also if the wall clock was set meanwhile."""
+        return timedelta(seconds=self._clock.monotonic() - self._stopping_since[replica.id])
 
     def _readopt(self, tx: Tx, row: ReplicaRow, found: RunningReplica) -> None:
         row.pid = found.pid or row.pid

@@ -76,7 +76,7 @@ class Scheduling:
             answer = quota or place_job(needs, rooms, stays, job.id, spec.max_duration_s)
             if isinstance(answer, Chosen):
                 stays, rooms = bound(stays, answer, job.id), take(rooms, needs, answer)
-                await _start(tx, job, needs, answer, spec.max_duration_s, now)
+                await _start(tx, job, needs, answer, self._ends_by(spec), now)
                 order.place(job.project, needs)
                 placed += 1
             else:
@@ -114,6 +114,10 @@ class Scheduling:
         """Say of a job and of all that come after it in its project why they wait."""
         if head is not None:
             await self._explain(tx, now, why, (JobRow.project == head.project) & _not_before(head))
+
+    def _ends_by(self, spec: JobSpec) -> datetime | None:
+        """Return when an attempt that starts now has taken too long: in a time that does not follow the wall clock."""
+        return None if spec.max_duration_s is None else self._clock.steady() + timedelta(seconds=spec.max_duration_s)
 
     def waits(self, project: str, priority: int) -> str | None:
         """Return why a job that is submitted now waits, or None if a pass has to look at it."""
@@ -264,12 +268,12 @@ async def _ports_in_use(session: AsyncSession) -> set[tuple[str, int]]:
 
 
 async def _start(
-    tx: Tx, job: JobRow, needs: Sequence[Need], placed: Chosen, max_duration_s: float | None, now: datetime
+    tx: Tx, job: JobRow, needs: Sequence[Need], placed: Chosen, ends_by: datetime | None, now: datetime
 ) -> None:
     job.epoch += 1
     job.attempt += 1
     job.next_attempt_at = None
-    job.ends_by = None if max_duration_s is None else now + timedelta(seconds=max_duration_s)
+    job.ends_by = ends_by
     job.reason = job.reason_detail = ""  # those of the attempt before stand in its row
     attempt = AttemptRow(
         id=uuid7(), job_id=job.id, number=job.attempt, epoch=job.epoch, created_at=now, secret=secrets.token_urlsafe(32)
