@@ -10,12 +10,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.client import Client, Conflict, NotFound
 from penstock.cluster import gangs as store
 from penstock.cluster.gangs import Gang, Gangs
+from penstock.cluster.pace import Pace
 from penstock.cluster.provisioner import Phase, Pilot, Provisioner, Request
 from penstock.cluster.scaling import Amounts, Answer, Limits, NodeFacts, PilotFacts, WaitingJob, decide
 from penstock.process.private import write_private
@@ -41,14 +42,19 @@ class Settings:
 
 @dataclass(slots=True)
 class Keeper:
-    """`clock`: monotonic seconds; `now`: seconds since 1970."""
+    """`clock`: monotonic seconds; `now`: seconds since 1970.
+
+    `_settled`: gangs with a pilot that joined, or was cancelled; the end of others makes the next launch wait.
+    """
 
     client: Client
     provisioner: Provisioner
     settings: Settings
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
+    pace: Pace = field(default_factory=Pace)
     _idle_since: dict[str, float] = field(default_factory=dict)
+    _settled: set[str] = field(default_factory=set)
 
     def step(self) -> Answer:
         """Look once, and act. Raises EngineAway or Unavailable; what was done by then stays done."""
@@ -59,9 +65,10 @@ class Keeper:
         seen = self._poll(kept)
         nodes = {node["name"]: node for node in self.client.nodes()}
         facts = [self._facts(gang, seen[name], nodes) for gang in kept.gangs for name in gang.pilots()]
+        self._note_joined(kept, facts)
         ours = {pilot.name for pilot in facts}
         others = [self._node(node) for name, node in nodes.items() if name not in ours]
-        answer = decide(self._waiting(), facts, others, self.settings.limits)
+        answer = self._paced(decide(self._waiting(), facts, others, self.settings.limits))
         self._carry_out(kept, answer, nodes)
         self._report(kept, seen, answer)
         return answer
@@ -110,8 +117,27 @@ class Keeper:
                     gang.ended.append(name)
             if not gang.pilots():
                 kept.gangs.remove(gang)
+                self._note_end(gang, [seen[name].detail for name in seen if name in gang.ended])
         store.save(self._path, kept)
         return seen
+
+    def _note_end(self, gang: Gang, details: list[str]) -> None:
+        """A gang that ended by itself and of which no pilot ever joined makes the next launch wait."""
+        if gang.name not in self._settled:
+            self.pace.failed(next((text for text in details if text), ""), self.clock())
+        self._settled.discard(gang.name)
+
+    def _note_joined(self, kept: Gangs, pilots: list[PilotFacts]) -> None:
+        joined = {pilot.name for pilot in pilots if not pilot.is_coming}
+        for gang in kept.gangs:
+            if joined.intersection(gang.pilots()):
+                self._settled.add(gang.name)
+                self.pace.joined()
+
+    def _paced(self, answer: Answer) -> Answer:
+        if not answer.launches or not self.pace.must_wait(self.clock()):
+            return answer
+        return replace(answer, launches=(), unmet=(*answer.unmet, self.pace.sentence()))
 
     def _facts(self, gang: Gang, pilot: Pilot, nodes: Mapping[str, Node]) -> PilotFacts:
         node = nodes.get(pilot.name)
@@ -133,6 +159,7 @@ class Keeper:
             cancelled = mine & set(answer.cancel)
             if cancelled:
                 self.provisioner.cancel(gang.handle, cancelled)
+                self._settled.add(gang.name)
             for name in mine & set(answer.drain):
                 with suppress(Conflict):  # it drains already
                     self.client.want_node(nodes[name]["id"], "drain")

@@ -1,0 +1,81 @@
+"""Pilots that end before they join are launched again after growing pauses, not every few seconds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+from tests.server.harness import Server
+
+from penstock.backoff import Backoff
+from penstock.client import Client
+from penstock.cluster.keeper import Keeper, Settings
+from penstock.cluster.pace import FIRST_S, LONGEST_S, Pace
+from penstock.cluster.provisioner import Phase, Pilot, Request, Shape
+from penstock.cluster.scaling import Limits
+
+
+def steady() -> Pace:
+    return Pace(Backoff(FIRST_S, LONGEST_S, chance=lambda: 0.0))
+
+
+def test_pauses_double_up_to_a_limit() -> None:
+    pace, now, pauses = steady(), 0.0, []
+    for _ in range(8):
+        assert not pace.must_wait(now)
+        pace.failed("exit status 1", now)
+        assert pace.must_wait(now)
+        pauses.append(pace.pause_s)
+        now += pace.pause_s
+    assert pauses == [20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 900.0, 900.0]
+    pace.joined()
+    assert not pace.must_wait(now)
+    pace.failed("", now)
+    assert pace.pause_s == FIRST_S
+
+
+class Doomed:
+    """A scheduler whose pilots end as soon as they are launched."""
+
+    engine = "Doomed"
+
+    def __init__(self) -> None:
+        self.launched: list[Request] = []
+
+    def plan(self, request: Request) -> str:
+        return request.name
+
+    def launch(self, request: Request) -> str:
+        self.launched.append(request)
+        return f"{request.name}.{len(self.launched)}"
+
+    def poll(self, handle: str) -> tuple[Pilot, ...]:
+        name = handle.rpartition(".")[0]
+        return tuple(Pilot(f"{name}-{i}", Phase.ENDED, "its agent failed: exit status 1") for i in range(1))
+
+    def cancel(self, handle: str, names: Collection[str] = ()) -> None:
+        raise AssertionError("nothing is left to cancel")
+
+
+@pytest.mark.anyio
+async def test_job_whose_pilots_fail_is_not_given_one_each_step(sqlite_server: Server, tmp_path: Path) -> None:
+    await sqlite_server.submit(name="waits")
+    now, engine = [0.0], Doomed()
+    settings = Settings("c", sqlite_server.url, tmp_path, Limits(Shape(1, 8 << 30), most=4), 600.0)
+
+    def keep() -> list[int]:
+        counts = []
+        with Client(sqlite_server.url, token=sqlite_server.admin) as client:
+            keeper = Keeper(client, engine, settings, clock=lambda: now[0], pace=steady())
+            for _ in range(40):  # 200 s
+                answer = keeper.step()
+                counts.append(len(engine.launched))
+                now[0] += 5.0
+            assert any("exit status 1" in line and "pause of" in line for line in answer.unmet)
+        return counts
+
+    counts = await asyncio.to_thread(keep)
+    assert counts[0] == 1
+    assert counts[-1] == 4  # at about 0, 25, 70 and 155 s
