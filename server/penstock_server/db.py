@@ -31,6 +31,7 @@ from penstock.compat.aiosqlite import connect
 from penstock.errors import Bug, Unavailable
 from penstock_server import acting
 from penstock_server.tables import CounterRow, EventRow
+from penstock_server.writelock import WriteLock
 
 BUSY_TIMEOUT_MS = 30_000
 SQLITE_READERS = 8
@@ -113,7 +114,7 @@ class Database:
         self._write = async_sessionmaker(writing, expire_on_commit=False)
         # One writer at a time. SQLite would only make the second wait in its thread; on PostgreSQL two that lock
         # rows in different orders would deadlock, and this process is the only one that writes (`alone`).
-        self._lock = asyncio.Lock()
+        self.lock = WriteLock()
         self._readers: asyncio.Semaphore | nullcontext[None] = (
             asyncio.Semaphore(SQLITE_READERS) if self.is_sqlite else nullcontext()
         )
@@ -145,11 +146,14 @@ class Database:
                 yield session
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[Tx]:
-        """Open a write transaction; commit when the block ends, roll back when it raises."""
+    async def write(self, *, urgent: bool = False) -> AsyncIterator[Tx]:
+        """Open a write transaction; commit when the block ends, roll back when it raises.
+
+        `urgent`: someone waits for its answer, so it goes before those that are not.
+        """
         try:
             with _away_as_such():
-                async with self._lock, self._write() as session:
+                async with self.lock.turn(urgent=urgent), self._write() as session:
                     await self._connect(session)
                     await self._check_term(session)
                     tx = Tx(session)

@@ -138,6 +138,7 @@ async def _running(runtime: Runtime) -> AsyncIterator[None]:
         await asyncio.wait(tasks)
         with suppress(Unavailable):  # without its database nothing more can be stored
             await runtime.audit.step()
+            await runtime.tokens.step()
         runtime.recorder.close()
 
 
@@ -217,6 +218,7 @@ def _wire(runtime: Runtime, live: Live) -> None:
         await runtime.leases.step()
         await runtime.attach.step()
         await runtime.held.step()
+        await runtime.tokens.step()
         await runtime.hangs.step()
         if runtime.publisher.look_at_clock():
             publisher.wake()

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import cast
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import bindparam, or_, select, update
 from sqlalchemy.engine import CursorResult
 
 from penstock.process.private import write_private
@@ -49,6 +49,7 @@ class Tokens:
         # Browsers send a host's cookies to every port of it: servers that share a host need names of their own.
         self.cookie = f"penstock_session_{keyed_hash(self._pepper, 'cookie')[:8]}"
         self._noted: dict[str, float] = {}
+        self._used: dict[str, datetime] = {}  # since the last step: when each was used
         self._known: dict[str, TokenRow] = {}  # by hash, as they were when they were looked up
         self._version = 0
 
@@ -167,7 +168,7 @@ class Tokens:
         row = await self._find(secret, kinds)
         if row is None:
             return None
-        await self._note_use(row.id)
+        self._note_use(row.id)
         kind = cast("TokenKind", row.kind)
         return Principal(row.id, kind, row.name, frozenset(row.scopes), row.node_id, by_cookie)
 
@@ -191,14 +192,36 @@ class Tokens:
         self._known.clear()
         self._version += 1
 
-    async def _note_use(self, token_id: str) -> None:
+    def _note_use(self, token_id: str) -> None:
+        """Note it for the next step: no request waits for that to be written."""
         now = self._clock.monotonic()
-        if now - self._noted.get(token_id, float("-inf")) < _LAST_USED_EVERY_S:
+        if now - self._noted.get(token_id, float("-inf")) >= _LAST_USED_EVERY_S:
+            self._noted[token_id] = now
+            self._used[token_id] = self._clock.now()
+
+    def last_used(self, row: TokenRow) -> datetime | None:
+        """Return when a token was used last, to the minute; what is to be written counts."""
+        return self._used.get(row.id, row.last_used_at)
+
+    async def step(self) -> None:
+        """Write when tokens were used last."""
+        if not self._used:
             return
-        self._noted[token_id] = now
-        async with self._db.write() as tx:
-            statement = update(TokenRow).where(TokenRow.id == token_id).values(last_used_at=self._clock.now())
-            await tx.session.execute(statement)
+        used, self._used = self._used, {}
+        try:
+            async with self._db.write() as tx:
+                rows = [{"of": token_id, "at": at} for token_id, at in sorted(used.items())]
+                await (await tx.session.connection()).execute(_USED, rows)
+        except BaseException:
+            self._used = {**used, **self._used}
+            raise
+
+
+_USED = (
+    update(TokenRow)
+    .where(TokenRow.id == bindparam("of"))
+    .values(last_used_at=bindparam("at", type_=TokenRow.last_used_at.type))
+)
 
 
 def _valid(row: TokenRow, now: datetime) -> bool:

@@ -67,7 +67,8 @@ async def list_tokens(server: Server) -> api.Items[api.Token]:
     statement = select(TokenRow).where(TokenRow.kind.in_(["user", "node", "pilot"])).order_by(TokenRow.id)
     async with server.database.read() as session:
         rows = (await session.execute(statement)).scalars().all()
-    return api.Items(items=[api.Token(**columns(api.Token, row)) for row in rows])
+    items = [api.Token(**{**columns(api.Token, row), "last_used_at": server.tokens.last_used(row)}) for row in rows]
+    return api.Items(items=items)
 
 
 @router.delete("/tokens/{token_id:id}", status_code=204, operation_id="revokeToken", responses=problems(409))

@@ -49,7 +49,7 @@ class Jobs:
         Raises a problem if the key was used for another submission, or the snapshot is not here.
         """
         fingerprint = hashlib.sha256(json.dumps(spec.model_dump(), sort_keys=True).encode()).hexdigest() if key else ""
-        async with self._db.write() as tx:
+        async with self._db.write(urgent=True) as tx:
             known = await self._known(tx, principal, key, fingerprint) if key else None
             row = known or await self._create(tx, spec)
             if known is None and (line := self._line(spec.project, spec.priority)) is not None:
@@ -140,7 +140,7 @@ class Jobs:
 
         `version`: the one that the job has to have still (If-Match).
         """
-        async with self._db.write() as tx:
+        async with self._db.write(urgent=True) as tx:
             job = await locked_job(tx, job_id)
             if job is None:
                 raise NotFound("job", job_id)

@@ -67,7 +67,7 @@ class Nodes:
 
     async def want(self, node_id: str, wanted: str) -> api.Node:
         """Cordon, uncordon ('run') or drain a node. An away node takes it up when it comes back."""
-        async with self._db.write() as tx:
+        async with self._db.write(urgent=True) as tx:
             row = await tx.session.get(NodeRow, node_id, with_for_update={"key_share": True})
             if row is None:
                 raise NotFound("node", node_id)

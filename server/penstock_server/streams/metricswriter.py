@@ -1,4 +1,4 @@
-"""Metric points and newest figures on their way into the database: gathered, written in one go, then published.
+"""Metric points and newest figures on their way into the database: gathered, written some jobs at once, then published.
 
 Points are stored with the tiers that long series are read from (`tiers`), and published after that. When the database
 is unreachable, the write is retried and nothing is dropped. When it refuses what it is given, each job is written by
@@ -8,7 +8,7 @@ itself, and only a job that is refused again loses its points of this flush; the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -30,6 +30,8 @@ SETTLE_S = 2.0
 """How long an answer to a heartbeat waits for the database: longer would be taken for a dead connection."""
 REST_S = 0.1
 """Heartbeats cause a flush at most so often."""
+PIECE = 25
+"""Jobs whose points are stored by one transaction: some 10 ms, for which a submission may have to wait."""
 _AWAY = (DatabaseAway, TakenOver, OSError, TimeoutError, asyncio.CancelledError)
 """What a database raises that is unreachable, busy or full; the same write may go well later."""
 _NEVER = 1 << 63
@@ -80,16 +82,23 @@ class MetricsWriter:
                 return set()
             points, self._points = self._points, {}
             touched, self._touched = self._touched | set(points), set()
+            left = sorted(touched)
             try:
-                points = await self._store(points, touched)
+                while left:
+                    await self._store_piece(points, left[:PIECE])
+                    left = left[PIECE:]
             except BaseException:
-                self._take_back(points, touched)
+                self._take_back({job_id: points[job_id] for job_id in left if job_id in points}, set(left))
                 raise
-            for job_id, series in points.items():
-                for key, columns in series.items():
-                    self._hub.publish_metrics(job_id, {key.series: columns})
-        self.on_stored(touched)
         return touched
+
+    async def _store_piece(self, points: _Gathered, job_ids: Sequence[str]) -> None:
+        """Store and publish what is of some jobs. Between pieces others write, and the event loop turns."""
+        mine = {job_id: points[job_id] for job_id in job_ids if job_id in points}
+        for job_id, series in (await self._store(mine, set(job_ids))).items():
+            for key, columns in series.items():
+                self._hub.publish_metrics(job_id, {key.series: columns})
+        self.on_stored(set(job_ids))
 
     async def settled(self) -> bool:
         """Write what was gathered; return whether it is stored now, all but what the database refuses for good.
