@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.faults.control_plane import ControlPlane
@@ -60,7 +61,7 @@ async def _race(plane: ControlPlane, *, is_hello_first: bool) -> None:
     runtime = plane.server.runtime
     assert runtime is not None
     hellos = [(wire, wire.to_server.popleft()) for wire in plane.wires[-len(plane.nodes) :]]
-    tasks = []
+    tasks: list[asyncio.Task[Any]] = []
     async with runtime.database.write():
         if not is_hello_first:
             tasks.append(asyncio.create_task(plane.server.step("watch")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,7 @@ async def orders_of(server: Server, node_id: str) -> tuple[list[dict[str, Any]],
 
     engine = server.runtime.database.engine.sync_engine
     event.listen(engine, "before_cursor_execute", on_statement)
-    now, grace = datetime.now(UTC), timedelta(minutes=1)
-    told = await desired(server.runtime.database, node_id, without=(), now=now, pserver_grace=grace)
+    told = await desired(server.runtime.database, node_id, without=(), released=(), now=datetime.now(UTC))
     event.remove(engine, "before_cursor_execute", on_statement)
     return told.message.fields()["replicas"], statements
 
