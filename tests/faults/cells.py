@@ -46,6 +46,16 @@ class Bed:
         self.others: list[str] = []  # jobs of faults, which may have to wait for the phase's end
         self._numbers = iter(range(1000))
 
+    def bring_checkpointing(self) -> str:
+        """Submit a job that saves checkpoints, and return its id once it has saved some."""
+        name = f"checkpoints-{next(self._numbers)}"
+        restart = {"max_restarts": 5, "on": ["infra", "user"]}
+        job = self.world.persist(
+            lambda client: self.world.submit_checkpointing(client, name, steps=40, pause_s=0.25, restart=restart)
+        )
+        until(lambda: self._lines(job) >= 6, f"{name} runs", END_S)
+        return job
+
     def bring(self, phase: str) -> str:
         """Submit a job and return its id once it is in a phase; in `queued` its node takes nothing until `release`."""
         name = f"{phase}-{next(self._numbers)}"

@@ -35,6 +35,13 @@ OF_PROCESSES = {
     "replica-killed": "replica killed",
     "replica-stopped": "replica stopped",
 }
+CHECKPOINTED = {
+    "agent-killed-0s": ("agent killed", 0.0),
+    "agent-killed-20s": ("agent killed", 20.0),
+    "server-killed-20s": ("server killed", 20.0),
+    "guard-killed": ("guard killed", 1.0),
+    "replica-killed": ("replica killed", 1.0),
+}
 OF_NETWORK = {"partition-20s": "partition", "half-open-in-20s": "deafened", "half-open-out-20s": "silenced"}
 QUICK = {("agent-killed-0s", "running"), ("server-killed-0s", "stopping"), ("guard-killed", "running")}
 
@@ -94,6 +101,22 @@ def test_identity_is_cloned(bed: Bed, fault: str, phase: str) -> None:
 def test_epoch_is_stale(bed: Bed, fault: str, phase: str) -> None:
     assert fault
     play(bed, phase, lambda job: cells.stale_epoch(bed, job))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", CHECKPOINTED)
+def test_checkpoints_survive(bed: Bed, fault: str) -> None:
+    """I7: what was committed is whole, and an attempt goes on from the newest."""
+    bed.node_is_back()
+    job = bed.bring_checkpointing()
+    with cells.of_chaos(bed, *CHECKPOINTED[fault]):
+        pass
+    bed.node_is_back()
+    bed.ends_well(job, "running")
+    seen = [one for one in bed.world.history(is_final=True).checkpoints if one.job_id == job]
+    assert max(one.step for one in seen) == 40
+    assert any(one.is_restored for one in seen) is (bed.world.job(job)["attempt"] > 1)
+    assert bed.world.job(job)["attempt"] > 1 or fault in ("agent-killed-0s", "server-killed-20s")
 
 
 @pytest.mark.soak

@@ -103,6 +103,10 @@ class Run:
 
     def _submit(self, job: PlannedJob) -> str:
         with self._world.client() as client:
+            if job.more == "checkpoints":
+                return self._world.submit_checkpointing(
+                    client, job.name, steps=job.lines, pause_s=job.pause_s, **job.spec
+                )
             return self._world.submit_with(
                 client, job.name, lines=job.lines, pause_s=job.pause_s, code=job.code, more=job.more, **job.spec
             )

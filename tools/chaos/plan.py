@@ -70,8 +70,9 @@ def make_plan(seed: int, *, for_s: float, num_nodes: int, num_jobs: int) -> Plan
 
 
 def _job(draw: random.Random, number: int, *, at: float) -> PlannedJob:
-    """Return a job: alone, a gang, with a pserver, one that fails, is deaf, or heeds its lease."""
-    kind = draw.choice(["alone", "alone", "gang", "gang", "pserver", "fails", "crashes", "deaf", "heeds lease"])
+    """Return a job: alone, a gang, with a pserver or checkpoints, one that fails, is deaf, or heeds its lease."""
+    kinds = ["alone", "alone", "gang", "gang", "pserver", "fails", "crashes", "deaf", "heeds lease", "checkpoints"]
+    kind = draw.choice(kinds)
     lines, pause_s = draw.randrange(100, 500), 0.1
     spec: dict[str, Any] = {"restart": {"max_restarts": 20, "on": ["infra", "user"]}, "stop_grace_s": 2.0}
     more, code = "", 0
@@ -88,6 +89,8 @@ def _job(draw: random.Random, number: int, *, at: float) -> PlannedJob:
             more = "deaf"
         case "heeds lease":
             spec["on_disconnect"] = "stop"
+        case "checkpoints":
+            more, lines = "checkpoints", lines // 4
     name = f"{kind.replace(' ', '-')}-{number}"
     return PlannedJob(at, name, lines, pause_s, code, more, spec)
 

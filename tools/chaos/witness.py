@@ -1,12 +1,12 @@
-"""What the processes of jobs wrote themselves, as `counting.py` writes it, outside of all that Penstock knows."""
+"""What the processes of jobs wrote themselves (`counting`, `checkpointing`), outside of all that Penstock knows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.chaos.history import ProcessSeen
+from tools.chaos.history import CheckpointSeen, ProcessSeen, ReplicaRecord
 
 SCRIPT = Path(__file__).with_name("counting.py")
 
@@ -29,6 +29,20 @@ def processes(folder: Path) -> list[ProcessSeen]:
         if notes:
             wrote = max((note.number for note in notes if note.word == "wrote"), default=0)
             found.append(ProcessSeen(replica_id, int(pid), notes[0].at, notes[-1].at, wrote))
+    return found
+
+
+def checkpoints(folder: Path, replicas: Iterable[ReplicaRecord]) -> list[CheckpointSeen]:
+    """Return the checkpoints that processes saw committed, damaged or restored."""
+    of = {one.id: one for one in replicas}
+    found = []
+    for path in sorted(folder.iterdir()):
+        replica_id, _, pid = path.name.rpartition(".")
+        for note in _notes(path) if pid.isdecimal() and replica_id in of else ():
+            if note.word in ("committed", "damaged", "restored"):
+                one, whole = of[replica_id], note.word != "damaged"
+                is_restored = note.word == "restored"
+                found.append(CheckpointSeen(one.job_id, one.node_id, note.at, note.number, whole, is_restored))
     return found
 
 

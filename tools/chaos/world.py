@@ -194,6 +194,16 @@ class World:
         given = {"name": name, "entrypoint": entrypoint, "mode": "command", "trainers": small, **spec}
         return client.submit(given, key=f"chaos-{name}")["id"]
 
+    def submit_checkpointing(self, client: Client, name: str, *, steps: int, pause_s: float = 0.1, **spec: Any) -> str:
+        """Submit a job that saves a checkpoint each second step, and restores the newest; return its id."""
+        argv = [sys.executable, "-m", "tools.chaos.checkpointing", str(self.witness), str(steps), str(pause_s)]
+        env = {"PYTHONPATH": str(witness.SCRIPT.parents[2])}
+        given = {
+            "name": name, "entrypoint": argv, "mode": "local", "trainers": {"count": 1, "cpus": 1, "memory": "512MiB"},
+            "checkpoint": {"every_steps": 2, "keep": 2}, "env": env, **spec,
+        }  # fmt: skip
+        return client.submit(given, key=f"chaos-{name}")["id"]
+
     def persist(self, call: Callable[[Client], T]) -> T:
         """Call the API until it answers: the server may be down, or its answer lost. Raises TimeoutError."""
         found: list[T] = []
@@ -221,8 +231,10 @@ class World:
     def history(self, *, is_final: bool) -> History:
         """Return all that happened until now."""
         url = self._database_url or f"sqlite+aiosqlite:///{self.server_dir / 'penstock.db'}"
+        stored = asyncio.run(_read(url))
         found = replace(
-            asyncio.run(_read(url)),
+            stored,
+            checkpoints=tuple(witness.checkpoints(self.witness, stored.replicas)),
             processes=tuple(witness.processes(self.witness)),
             outages=tuple(self.outages),
             limits=self.limits,

@@ -49,7 +49,7 @@ class Tokens:
         # Browsers send a host's cookies to every port of it: servers that share a host need names of their own.
         self.cookie = f"penstock_session_{keyed_hash(self._pepper, 'cookie')[:8]}"
         self._noted: dict[str, float] = {}
-        self._used: dict[str, datetime] = {}  # since the last step: when each was used
+        self._used: dict[str, datetime] = {}  # when each was used, until that is written
         self._known: dict[str, TokenRow] = {}  # by hash, as they were when they were looked up
         self._version = 0
 
@@ -205,16 +205,12 @@ class Tokens:
 
     async def step(self) -> None:
         """Write when tokens were used last."""
-        if not self._used:
-            return
-        used, self._used = self._used, {}
-        try:
+        used = dict(self._used)
+        if used:
+            rows = [{"of": token_id, "at": at} for token_id, at in sorted(used.items())]
             async with self._db.write() as tx:
-                rows = [{"of": token_id, "at": at} for token_id, at in sorted(used.items())]
                 await (await tx.session.connection()).execute(_USED, rows)
-        except BaseException:
-            self._used = {**used, **self._used}
-            raise
+            self._used = {token_id: at for token_id, at in self._used.items() if used.get(token_id) != at}
 
 
 _USED = (
