@@ -163,6 +163,32 @@ def test_click_on_a_slice_selects_its_operator(browser_page: Watched, server: Ru
     expect(page.get_by_test_id("operator-panel")).to_be_visible()
 
 
+def test_time_between_two_points_is_measured(browser_page: Watched, server: RunningServer, job: Feeder) -> None:
+    page = job_page(browser_page, server, job, "?tab=timeline")
+    page.wait_for_function("() => __penstock.paintedSlices() > 0")
+    canvas = page.get_by_test_id("timeline")
+    box = canvas.bounding_box()
+    assert box is not None
+    y = box["y"] + 30
+    page.keyboard.down("Shift")
+    page.mouse.move(box["x"] + 400, y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 700, y, steps=4)
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    measured = page.get_by_test_id("measured")
+    expect(measured).to_have_text(re.compile(r"^[\d.]+ (µs|ms) from [\d.]+ (µs|ms)$"))
+    by_hand = measured.inner_text()
+    canvas.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("m")
+    expect(measured).to_have_text(re.compile(r"^from .* to …$"))
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("m")
+    expect(measured).to_have_text(re.compile(r"^[\d.]+ (ns|µs|ms) from "))
+    assert measured.inner_text() != by_hand
+
+
 def test_table_twin_says_what_the_graph_shows(browser_page: Watched, server: RunningServer, job: Feeder) -> None:
     page = job_page(browser_page, server, job, "?tab=graph")
     expect(page.get_by_test_id("graph")).to_be_visible()

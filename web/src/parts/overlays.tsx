@@ -31,6 +31,7 @@ const KEYS: readonly (readonly [string, string])[] = [
   ["f", "fit to the window"],
   ["+ · −", "graph: zoom"],
   ["w · s · a · d", "timeline: zoom in · out, pan left · right"],
+  ["m · Shift drag", "timeline: measure between two slices · points"],
   ["[ · ]", "the sampled step before · after"],
   [".", "timeline: hold this step, or go back to live"],
   ["v", "table instead of graph or timeline"],

@@ -25,6 +25,8 @@ export class TimelineController {
   readonly held = signal(false);
   readonly newer = signal(0);
   readonly hover = signal<Hover | null>(null);
+  /** Two times of the step, in the order that they were set; equal while only one is. Null: nothing is measured. */
+  readonly measured = signal<readonly [number, number] | null>(null);
   selectedOps: ReadonlySet<number> = new Set();
   critical: ReadonlySet<number> = new Set();
   paintedSlices = 0;
@@ -99,6 +101,7 @@ export class TimelineController {
     const next = buildTimeline(document, this.#traced());
     this.model.value = next;
     this.hover.value = null;
+    this.measured.value = null;
     this.#from = 0;
     this.#to = next.spanNs;
     this.#resize();
@@ -192,6 +195,34 @@ export class TimelineController {
     this.repaint();
   }
 
+  /** Measure from one point of the canvas to another. */
+  measure(fromPx: number, toPx: number): void {
+    this.hold(true);
+    this.measured.value = [this.#timeAt(fromPx), this.#timeAt(toPx)];
+    this.repaint();
+  }
+
+  /** m: the first time sets the beginning of the marked slice, the second the end of the one that is marked then. */
+  mark(): void {
+    const hover = this.hover.value;
+    const lane = hover === null ? undefined : this.model.value.lanes[hover.lane];
+    const before = this.measured.value;
+    if (hover === null || lane === undefined) {
+      this.measured.value = null;
+    } else {
+      const start = lane.start[hover.slice] ?? 0;
+      const end = start + (lane.duration[hover.slice] ?? 0);
+      this.hold(true);
+      this.measured.value = before !== null && before[0] === before[1] ? [before[0], end] : [start, start];
+    }
+    this.repaint();
+  }
+
+  #timeAt(px: number): number {
+    const at = this.#from + ((px - this.left) / this.#width()) * (this.#to - this.#from);
+    return Math.min(this.model.value.spanNs, Math.max(0, at));
+  }
+
   opAt(hover: Hover | null): number {
     const lane = hover === null ? undefined : this.model.value.lanes[hover.lane];
     return hover === null || lane === undefined ? -1 : shownOp(lane, hover.slice);
@@ -243,6 +274,7 @@ export class TimelineController {
       selectedOps: this.selectedOps,
       critical: this.critical,
       hover: this.hover.value,
+      measured: this.measured.value,
     });
     return "done";
   }

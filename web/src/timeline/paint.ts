@@ -19,6 +19,7 @@ export interface TimelineScene {
   readonly selectedOps: ReadonlySet<number>;
   readonly critical: ReadonlySet<number>;
   readonly hover: { readonly lane: number; readonly slice: number } | null;
+  readonly measured: readonly [number, number] | null;
 }
 
 /** Paint, and answer how many slices were drawn (those merged into one pixel count as drawn). */
@@ -36,7 +37,21 @@ export function paintTimeline(ctx: CanvasRenderingContext2D, w: number, h: numbe
     ctx.fillText(lane.label, 14, y + 15, scene.left - 20);
     painted += paintLane(ctx, w, y, lane, index, scene);
   });
+  paintMeasured(ctx, w, TOP + model.lanes.length * LANE_H, scene);
   return painted;
+}
+
+/** Two upright lines and what lies between them. */
+function paintMeasured(ctx: CanvasRenderingContext2D, w: number, bottom: number, scene: TimelineScene): void {
+  if (scene.measured === null) return;
+  const perNs = (w - scene.left) / (scene.to - scene.from);
+  const [a, b] = scene.measured.map((ns) =>
+    Math.min(w, Math.max(scene.left, scene.left + (ns - scene.from) * perNs)),
+  ) as [number, number];
+  ctx.fillStyle = alpha(scene.palette.accent, 0.16);
+  ctx.fillRect(Math.min(a, b), 0, Math.abs(b - a), bottom);
+  ctx.fillStyle = scene.palette.accent;
+  for (const x of [a, b]) ctx.fillRect(Math.round(x) - 0.5, 0, 1, bottom);
 }
 
 function paintAxis(ctx: CanvasRenderingContext2D, w: number, bottom: number, scene: TimelineScene): void {

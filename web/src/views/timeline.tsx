@@ -66,8 +66,16 @@ function describe(model: TimelineModel, evaluation: boolean): string {
 function Tools({ timeline }: { timeline: TimelineController }) {
   const held = timeline.held.value;
   const newer = timeline.newer.value;
+  const measured = timeline.measured.value;
   return (
     <div class="tools">
+      {measured !== null && (
+        <span class="muted" role="status" data-testid="measured">
+          {measured[0] === measured[1]
+            ? `from ${nanos(measured[0])} to …`
+            : `${nanos(Math.abs(measured[1] - measured[0]))} from ${nanos(Math.min(...measured))}`}
+        </span>
+      )}
       {held && newer > 0 && <span class="muted">{plural(newer, "newer step")}</span>}
       <button
         type="button"
@@ -104,7 +112,7 @@ function TimelineCanvas({ parts, wide }: { parts: JobParts; wide: boolean }) {
         ref={canvas}
         tabIndex={0}
         role="application"
-        aria-label="Timeline of a sampled step: threads by time. W and S zoom, A and D pan, arrow keys move between slices."
+        aria-label="Timeline of a sampled step: threads by time. W and S zoom, A and D pan, arrow keys move between slices, M marks one to measure from and to; drag with Shift measures."
         data-testid="timeline"
         onKeyDown={(event) => onKey(event, timeline)}
       />
@@ -143,6 +151,7 @@ function onKey(event: TargetedKeyboardEvent<HTMLCanvasElement>, timeline: Timeli
   else if (event.key === "ArrowUp") timeline.stepSlice(0, -1);
   else if (event.key === "ArrowDown") timeline.stepSlice(0, 1);
   else if (event.key === "Enter") selectHovered(timeline);
+  else if (event.key === "m") timeline.mark();
   else return;
   event.preventDefault();
 }
@@ -153,7 +162,7 @@ function selectHovered(timeline: TimelineController): void {
 }
 
 function listenToMouse(canvas: HTMLCanvasElement, timeline: TimelineController): () => void {
-  let drag: { x: number; moved: boolean } | null = null;
+  let drag: { x: number; moved: boolean; from: number | null } | null = null;
   const at = (event: MouseEvent) => {
     const box = canvas.getBoundingClientRect();
     return [event.clientX - box.left, event.clientY - box.top] as const;
@@ -165,7 +174,7 @@ function listenToMouse(canvas: HTMLCanvasElement, timeline: TimelineController):
       else timeline.zoom(Math.exp(-event.deltaY * 0.002), at(event)[0]);
     },
     pointerdown: (event: PointerEvent) => {
-      drag = { x: event.clientX, moved: false };
+      drag = { x: event.clientX, moved: false, from: event.shiftKey ? at(event)[0] : null };
       canvas.setPointerCapture(event.pointerId);
     },
     pointermove: (event: PointerEvent) => {
@@ -175,8 +184,9 @@ function listenToMouse(canvas: HTMLCanvasElement, timeline: TimelineController):
       }
       const dx = event.clientX - drag.x;
       if (!drag.moved && Math.abs(dx) < 4) return;
-      timeline.pan(dx);
-      drag = { x: event.clientX, moved: true };
+      if (drag.from === null) timeline.pan(dx);
+      else timeline.measure(drag.from, at(event)[0]);
+      drag = { ...drag, x: event.clientX, moved: true };
     },
     pointerup: (event: PointerEvent) => {
       const click = drag !== null && !drag.moved;
