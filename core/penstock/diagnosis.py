@@ -3,7 +3,7 @@
 A *turn* is a step and the time until the next one begins; every share is of the turn, or of operator time where the
 sentence says so. Each rule looks for one cause and names the place; what explains the most comes first:
 
-1. no step has finished for long: which trainer has not arrived
+1. no step has finished for long: which trainer has not arrived, or which server all wait for
 2. waits for parameter servers: one straggler among them, one table, one trainer's way to one, or all
 3. one trainer is later than the others, and in which operator, or because it waits for data
 4. time between steps and in input operators: the reader
@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 NOTICED = 0.12
 SILENT_S = 10.0
 SILENT_TURNS = 20
+STUCK = 0.9
+"""Share of a turn that trainers without a step wait for one server, if they are stuck on it."""
 SMALL_OP_NS = 15_000
 DISPATCH_NS = 4_000
 """What an operator costs beside its kernel, about: a queue, two clock reads, a few tensors' headers."""
@@ -164,13 +166,19 @@ def _stalled(case: _Case, stepping: Sequence[Trainer]) -> list[Finding]:
     some = len(behind) < len(stepping)
     who = _named([one.index for one in behind]) if some else "no trainer"
     verb = "has not finished" if len(behind) == 1 and some else "have not finished" if some else "has finished"
+    server = None if some else next((one for one in _servers(case, stepping) if one.cause == "server"), None)
+    if server is not None and server.share < STUCK:
+        server = None
+    on = "" if server is None else f": they wait for {server.place}"
     sentence = (
         f"{who} {verb} step {first + 1} for {longest:.0f} s; a step takes {_ms(case.turn_ns)}"
         if some
-        else f"no trainer has finished a step for {longest:.0f} s, since step {first}; a step takes {_ms(case.turn_ns)}"
+        else f"no trainer has finished a step for {longest:.0f} s, since step {first}{on};"
+        f" a step takes {_ms(case.turn_ns)}"
     )
     return [
-        Finding(cause="stalled", sentence=sentence, share=1.0, ms=longest * 1e3, place=who, tab="events")
+        Finding(cause="stalled", sentence=sentence, share=1.0, ms=longest * 1e3,
+                place=who if server is None else server.place, tab="events" if server is None else "sync")
     ]  # fmt: skip
 
 

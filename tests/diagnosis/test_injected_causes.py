@@ -194,3 +194,13 @@ def test_causes_are_ranked_by_what_they_cost() -> None:
         "input",
     ]
     assert found[0].share > found[1].share
+
+
+def test_the_server_that_all_are_stuck_on_is_named() -> None:
+    silent = [trainer(i, step_ms=60, silent_s=25.0, last_step=34) for i in range(2)]
+    found = first(*silent, wait=waits(2.0, 700.0, trainers=2))
+    assert found.sentence == (
+        "no trainer has finished a step for 25 s, since step 34: they wait for pserver-1; a step takes 60.6 ms"
+    )
+    assert (found.cause, found.place, found.tab) == ("stalled", "pserver-1", "sync")
+    assert first(*silent, wait=waits(2.0, 20.0, trainers=2)).place == "no trainer"  # no longer than in any step
