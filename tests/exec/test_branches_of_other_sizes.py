@@ -116,7 +116,7 @@ def test_branches_within_branches() -> None:
         assert found.shape == (rows, 2) and (found == value).all() and counted == rows * 2
 
 
-def test_gradients_of_all_that_uses_a_value_of_unknown_sizes_add_up() -> None:
+def test_gradients_of_a_value_of_unknown_sizes_add_up() -> None:
     main = fluid.Program()
     with fluid.program_guard(main, fluid.Program()):
         x = L.data("x", [3], dtype="float64", stop_gradient=False)

@@ -57,14 +57,14 @@ def test_operands_of_unknown_sizes_begin_together(which: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["iadd", "isub", "imul", "itruediv"])
-def test_operators_with_assignment_leave_other_names_of_a_variable_alone(name: str) -> None:
+def test_assigning_operators_make_another_variable(name: str) -> None:
     call = getattr(operator, name)
     found = run(lambda x, mask: [before := x * 1.0, call(before, 2.0)][0])
     np.testing.assert_array_equal(found, X)
     np.testing.assert_array_equal(run(lambda x, mask: call(x * 1.0, 2.0)), call(X.copy(), 2.0))
 
 
-def test_operators_with_assignment_of_a_module_write_as_in_torch() -> None:
+def test_assigning_operators_of_a_module_write_as_in_torch() -> None:
     class Writing(torch.nn.Module):
         def forward(self, x: Any) -> Any:
             doubled = name = x * 1.0

@@ -65,7 +65,7 @@ def test_a_tied_table_trains_like_a_dense_one(
     np.testing.assert_allclose(np.array(scope.find_var("table")), expected(before, momentum), rtol=1e-10)
 
 
-def test_a_table_whose_lookups_the_loss_does_not_use_is_trained_by_the_rest() -> None:
+def test_a_table_with_unused_lookups_is_trained_by_the_rest() -> None:
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup):
         L.embedding(L.data("ids", [2], dtype="int64"), [NUM_WORDS, WIDTH], True, param_attr="table", dtype="float64")

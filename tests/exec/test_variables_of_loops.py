@@ -94,7 +94,7 @@ def test_a_loop_without_a_step_keeps_the_sizes_it_began_with() -> None:
             np.testing.assert_array_equal(got, wanted.numpy())
 
 
-def test_dtypes_and_numbers_of_dimensions_of_a_loop_do_not_change() -> None:
+def test_dtypes_and_ranks_of_a_loop_do_not_change() -> None:
     for change in (lambda x: L.cast(x, "float32"), lambda x: L.unsqueeze(x, [1])):
         with (
             fluid.program_guard(fluid.Program(), fluid.Program()),

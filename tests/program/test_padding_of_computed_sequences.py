@@ -65,7 +65,7 @@ def test_rows_are_unpadded_by_lengths_that_are_computed() -> None:
         exe.run(main, {"x": value, "length": np.array([[0], [3], [1]])}, [own])
 
 
-def test_rows_of_a_ragged_input_are_unpadded_by_lengths_of_samples() -> None:
+def test_rows_of_a_ragged_input_are_unpadded_by_lengths() -> None:
     layers, main = fluid.layers, fluid.Program()
     with fluid.program_guard(main, fluid.Program()):
         x = fluid.data("x", [None, 3], "float64", lod_level=1)
