@@ -1,6 +1,6 @@
-"""The lock of write transactions: one at a time, and requests go before what nobody waits for.
+"""The lock of write transactions: one at a time, and requests go before background work.
 
-A writer that has waited for `PATIENCE_S` goes before every later one, so that a stream of requests delays no other
+A writer that has waited for `OVERTAKEN_S` goes before every later one, so that a stream of requests delays no other
 writer for long. One event loop; a turn is handed over directly, so none is overtaken by a task that comes just then.
 """
 
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-PATIENCE_S = 0.25
+OVERTAKEN_S = 0.25
 
 
 class WriteLock:
@@ -63,6 +63,6 @@ class WriteLock:
 
     def _next_line(self) -> deque[tuple[float, asyncio.Future[None]]] | None:
         if self._urgent and self._others:
-            is_due = self._clock() - self._others[0][0] >= PATIENCE_S and self._others[0][0] < self._urgent[0][0]
+            is_due = self._clock() - self._others[0][0] >= OVERTAKEN_S and self._others[0][0] < self._urgent[0][0]
             return self._others if is_due else self._urgent
         return self._urgent or self._others or None

@@ -1,4 +1,4 @@
-"""Whose turn it is to write: requests first, nobody never."""
+"""Whose turn it is to write: requests first, and no writer waits for ever."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock_server.writelock import PATIENCE_S, WriteLock
+from penstock_server.writelock import OVERTAKEN_S, WriteLock
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +61,7 @@ async def test_writer_that_has_waited_long_is_not_overtaken_again() -> None:
     async with lock.turn(urgent=False):
         flush = asyncio.create_task(_note(lock, done, "flush"))
         await asyncio.sleep(0)
-        clock.now += PATIENCE_S
+        clock.now += OVERTAKEN_S
         late = asyncio.create_task(submit_late())
         await asyncio.sleep(0)
     await asyncio.gather(flush, late)
