@@ -6,18 +6,20 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 MAKEFLAGS += --jobs=2    # one thing loads or waits while another computes
+unexport PYTHONDONTWRITEBYTECODE    # else each process compiles what the last one has compiled
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-INSTALL := flock $(STAMPS)/lock $(PIP) install --constraint constraints.txt
+# --no-compile: most of what is installed is never imported; the first process that imports a module compiles it
+INSTALL := flock $(STAMPS)/lock $(PIP) install --no-compile --constraint constraints.txt
 
 NATIVE_SOURCES := $(shell find core/penstock/native -name '*.cpp' -o -name '*.h' -o -name build.py 2>/dev/null)
 WEB_SOURCES := $(shell find web/src web/public web/index.html web/vite.config.ts web/tsconfig.json -type f 2>/dev/null)
 CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
-.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-directions check-private check-native check-web test mutants constraints bench peers docs wheel emulate matrix soak chaos format clean distclean
+.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-types check-sizes check-directions check-private check-native check-web compiled-tests test mutants constraints bench peers docs wheel emulate matrix soak chaos format clean distclean
 
 help: ## Show this list
 	@echo "Penstock: make TARGET [ARGS=\"…\"]"
@@ -59,15 +61,16 @@ $(STAMPS)/native: $(NATIVE_SOURCES) | $(STAMPS)/build-tools
 	PYTHONPATH=core $(BIN)/python -m penstock.native.build
 	@touch $@
 
-# --no-build-isolation: the engine has to be compiled with the torch that will load it
+# --no-deps: they are installed; --no-build-isolation: the engine has to be compiled with the torch that will load it
 $(STAMPS)/install: hatch_build.py $(STAMPS)/dependencies | $(STAMPS)/native
 	@echo "==> Penstock"
-	$(INSTALL) --no-build-isolation --editable ".[examples]"
+	$(INSTALL) --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m compileall -q --workers 0 --invalidation-mode timestamp $(VENV)/lib || true    # a package may bring files for other Pythons
 	@touch $@
 
 $(STAMPS)/install-dev: hatch_build.py $(STAMPS)/dependencies-dev | $(STAMPS)/native
 	@echo "==> Penstock, with checkers and test tools"
-	$(INSTALL) --no-build-isolation --editable ".[examples,test,check]"
+	$(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $(STAMPS)/dependencies && touch $@ $(STAMPS)/install
 
 web/node_modules/.stamp: web/package.json web/package-lock.json | $(STAMPS)/venv
@@ -134,11 +137,16 @@ wheel: setup ## Build the sdist and a wheel for this Python, with engine, page a
 
 check: check-python check-sizes check-directions check-private check-native check-web ## Format, lint, types, contracts, gates; Python, C++, web
 
-check-python: setup-dev
-	@echo "==> Python: format, lint, import contracts, types"
+check-python: check-types setup-dev
+	@echo "==> Python: format, lint, import contracts"
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tools.protocol_types --check
+
+# while the engine compiles
+check-types: $(STAMPS)/dependencies-dev
+	@echo "==> Python: types"
 	$(BIN)/mypy
 
 check-sizes: setup-dev
@@ -158,15 +166,20 @@ check-native: setup-dev
 	@echo "==> C++: format"
 	$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES)
 
-check-web: setup-dev
-	@echo "==> Web: generated files, types, lint, unit tests"
-	$(BIN)/python -m tools.protocol_types --check
+# while PyTorch is installed
+check-web: web/dist/index.html
+	@echo "==> Web: types, lint, unit tests"
 	cd web && npm run check
 
 prerequisites: # what `make test` needs of the machine
 	@tools/prerequisites.sh test
 
-test: prerequisites check ## check, and every test (sets itself up; under 15 minutes on 2 cores)
+# each worker of pytest loads every file of tests: compiled here once, beside the checks, and not by all of them
+compiled-tests: setup-dev
+	@echo "==> Tests are compiled"
+	@$(BIN)/python -m pytest -p no:cacheprovider --collect-only --quiet >$(STAMPS)/collected || { tail -n 60 $(STAMPS)/collected; exit 1; }
+
+test: prerequisites check $(if $(ARGS),,compiled-tests) ## check, and every test (sets itself up; under 15 minutes on 2 cores)
 	@echo "==> Tests"
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
