@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Every test, by several workers; a file's tests stay in one. Then those that tests/unsteady.txt lists, three
+# Every test, by several workers; a file's tests stay in one, and the files of tests/longest.txt come first. Then those that tests/unsteady.txt lists, three
 # times each, and those that hold a cost against a bound, with nothing beside them. A failure fails the run: nothing is
 # run again to become green.
 # Usage: tools/test_all.sh PYTHON
 set -euo pipefail
 python=$1
 status=0
-# one more than affinity and control groups allow cores: a quarter of the time a test waits for processes
-workers=$("$python" -c 'from penstock.machine.cores import usable_cores; print(min(8, usable_cores() + 1))')
+# two more than affinity and control groups allow cores: tests of processes wait for most of their time
+workers=$("$python" -c 'from penstock.machine.cores import usable_cores; print(min(8, usable_cores() + 2))')
 
 mapfile -t unsteady < <(awk '!/^[[:space:]]*(#|$)/ { print $1 }' tests/unsteady.txt)
 deselected=("${unsteady[@]/#/--deselect=}")
 "$python" -m pytest -p no:cacheprovider -m "not soak and not speed" "${deselected[@]}" \
-    --numprocesses "$workers" --dist loadfile --durations 15 || status=$?
+    --numprocesses "$workers" --dist loadfile --no-loadscope-reorder --durations 15 || status=$?
 
 if [ ${#unsteady[@]} -gt 0 ]; then
     echo "==> Unsteady tests (tests/unsteady.txt), three times each"
