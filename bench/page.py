@@ -131,7 +131,7 @@ def _browse(report: Report, page: Page, rounds: int) -> None:
 
 
 def _lagged(report: Report, name: str, page: Page) -> None:
-    """Add how long events take to the screen while nobody touches the page."""
+    """Add how long events take to the screen while the page is not touched."""
     page.evaluate("window.__penstock.takePixelLags()")
     page.wait_for_timeout(LAG_MS)
     lags = page.evaluate("window.__penstock.takePixelLags()")

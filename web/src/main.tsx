@@ -74,7 +74,7 @@ function App() {
       <Top />
       {outdated.value && (
         <div class="banner" role="status" data-testid="outdated">
-          The server was upgraded and has a newer dashboard: what this page shows may stand still.{" "}
+          The server was upgraded and has a newer dashboard: what this page shows may be stale.{" "}
           <button type="button" class="btn small" onClick={() => location.reload()}>
             Reload
           </button>

@@ -19,12 +19,12 @@ async function check(): Promise<void> {
     html = await response.text();
   } catch (error) {
     if (!(error instanceof TypeError)) throw error;
-    return; // the connection is lost once more: the next one asks again
+    return; // the connection is lost once more; the next one comes here, too
   }
   const served = scriptOf(html);
   if (own === null || served === null || served === own) return;
   outdated.value = true;
-  // Nobody looks at it: the address has the view.
+  // It is not looked at, and the address has the view.
   if (document.hidden) location.reload();
 }
 

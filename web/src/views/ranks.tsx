@@ -132,7 +132,7 @@ function summary(map: RankMap): string {
   );
   const total = map.totals[late] ?? null;
   if (total === null || total.lateMs < NOTICED * map.turnMs) {
-    return `Nobody: the trainers' own times differ by less than ${percent(NOTICED)} of a step of ${ms(map.turnMs)}.`;
+    return `No trainer: their own times differ by less than ${percent(NOTICED)} of a step of ${ms(map.turnMs)}.`;
   }
   return `Trainer ${map.ranks[late]} arrives ${ms(total.lateMs)} later than the others, ${WHERE[total.cause]}; a step takes ${ms(map.turnMs)}.`;
 }
