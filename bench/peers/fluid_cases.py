@@ -332,6 +332,29 @@ METRICS: Mapping[str, MetricCase] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class RecurrentCase:
+    """`dynamic_lstm` over ragged rows of `LENGTHS`: outputs, and gradients for sum(hidden * weights)."""
+
+    use_peepholes: bool
+    is_reverse: bool
+
+    def inputs(self) -> dict[str, Array]:
+        """Return rows [8, 4 h], weight [h, 4 h], bias [1, 4 h] or, with peepholes, [1, 7 h], and weights [8, h]."""
+        bias = (1, (7 if self.use_peepholes else 4) * HIDDEN)
+        shapes = {"rows": (sum(LENGTHS), 4 * HIDDEN), "weight": (HIDDEN, 4 * HIDDEN), "bias": bias}
+        shapes["weights"] = (sum(LENGTHS), HIDDEN)
+        return {name: values(shape, 80 + seed) for seed, (name, shape) in enumerate(shapes.items())}
+
+
+LENGTHS, HIDDEN = (3, 1, 4), 2
+RECURRENT: Mapping[str, RecurrentCase] = {
+    f"lstm{', peepholes' if peepholes else ''}{', reverse' if reverse else ''}": RecurrentCase(peepholes, reverse)
+    for peepholes in (False, True)
+    for reverse in (False, True)
+}
+
+
 # -- formulas of Fluid 1.8 that 2.6.2 does not have as they were ------------------------------------------------------
 
 

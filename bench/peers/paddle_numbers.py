@@ -17,7 +17,15 @@ from paddle import static
 from paddle.nn import initializer
 
 from bench.peers import fluid_cases as cases
-from bench.peers.fluid_cases import Array, LayerCase, MetricCase, OptimizerCase, ScheduleCase, SparseCase
+from bench.peers.fluid_cases import (
+    Array,
+    LayerCase,
+    MetricCase,
+    OptimizerCase,
+    RecurrentCase,
+    ScheduleCase,
+    SparseCase,
+)
 
 Numbers = dict[str, list[float]]
 _BESIDE = {"softmax_with_cross_entropy": "Softmax", "huber_loss": "Residual", "norm": "Norm", "lrn": "MidOut"}
@@ -38,6 +46,7 @@ def main() -> None:
         "initializers": (cases.INITIALIZERS, initial),
         "layers": (cases.LAYERS, layer),
         "metrics": (cases.METRICS, metric),
+        "recurrent": (cases.RECURRENT, recurrent),
     }
     found = {group: {name: _guarded(run, one) for name, one in some.items()} for group, (some, run) in groups.items()}
     json.dump(found, sys.stdout)
@@ -232,6 +241,28 @@ def layer(case: LayerCase) -> Numbers:
     [slope] = static.gradients([paddle.sum(out * weights)], [first])
     found = _executor().run(feed=feed, fetch_list=[out, slope])
     return dict(zip(("output", "gradient"), map(_listed, found), strict=True))
+
+
+def recurrent(case: RecurrentCase) -> Numbers:
+    """Hidden and cells of the operator `lstm`, and the gradients of rows, weight and bias."""
+    inputs = case.inputs()
+    given = {name: static.data(name, list(v.shape), "float64", int(name == "rows")) for name, v in inputs.items()}
+    for v in given.values():
+        v.stop_gradient = False
+    block = static.default_main_program().global_block()
+    made = {name: block.create_var(dtype="float64") for name in ("Hidden", "Cell", "BatchGate", "BatchCellPreAct")}
+    block.append_op(
+        type="lstm",
+        inputs={"Input": [given["rows"]], "Weight": [given["weight"]], "Bias": [given["bias"]]},
+        outputs={name: [v] for name, v in made.items()},
+        attrs={"use_peepholes": case.use_peepholes, "is_reverse": case.is_reverse},
+    )
+    trained = [given[name] for name in ("rows", "weight", "bias")]
+    slopes = static.gradients([paddle.sum(made["Hidden"] * given["weights"])], trained)
+    ragged = paddle.base.create_lod_tensor(inputs["rows"], [list(cases.LENGTHS)], paddle.CPUPlace())
+    fetched = [made["Hidden"], made["Cell"], *slopes]
+    found = _executor().run(feed={**inputs, "rows": ragged}, fetch_list=fetched, return_numpy=False)
+    return dict(zip(("hidden", "cell", "rows", "weight", "bias"), map(_listed, found), strict=True))
 
 
 def _called(case: LayerCase, given: list[Any]) -> Any:

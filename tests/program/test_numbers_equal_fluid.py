@@ -130,6 +130,23 @@ def layer(case: cases.LayerCase) -> Numbers:
     return dict(zip(("output", "gradient"), map(listed, found), strict=True))
 
 
+def recurrent(case: cases.RecurrentCase) -> Numbers:
+    inputs = case.inputs()
+    rows = L.data("rows", [4 * cases.HIDDEN], dtype="float64", lod_level=1, stop_gradient=False)
+    attrs = {f"{name}_attr": fluid.ParamAttr(own) for name, own in (("param", "weight"), ("bias", "bias"))}
+    flags = {"use_peepholes": case.use_peepholes, "is_reverse": case.is_reverse}
+    hidden, cell = L.dynamic_lstm(rows, 4 * cases.HIDDEN, dtype="float64", **attrs, **flags)
+    weights = L.data("weights", [cases.HIDDEN], dtype="float64", lod_level=1)
+    append_backward(L.reduce_sum(hidden * weights))
+    exe, scope = started()
+    for name in ("weight", "bias"):
+        value(scope, name).copy_(torch.from_numpy(inputs[name]))
+    feed = {name: fluid.create_lod_tensor(inputs[name], [[*cases.LENGTHS]]) for name in ("rows", "weights")}
+    names = ("hidden", "cell", "rows", "weight", "bias")
+    found = exe.run(feed=feed, fetch_list=[hidden, cell, *(f"{name}@GRAD" for name in names[2:])], scope=scope)
+    return dict(zip(names, map(listed, found), strict=True))
+
+
 def metric(case: cases.MetricCase) -> Numbers:
     (scores, wanted), *_ = case.batches
     made = getattr(L, case.layer)(data("scores", scores.astype(np.float32)), data("label", wanted), **case.arguments)
@@ -147,6 +164,7 @@ GROUPS: Mapping[str, tuple[Mapping[str, Any], Callable[[Any], Numbers], float]] 
     "initializers": (cases.INITIALIZERS, initial, cases.SINGLE),
     "layers": (cases.LAYERS, layer, cases.EXACT),
     "metrics": (cases.METRICS, metric, cases.SINGLE),
+    "recurrent": (cases.RECURRENT, recurrent, cases.EXACT),
 }
 
 
