@@ -31,6 +31,37 @@ describe("colours", () => {
     expect(log.lines).toEqual(["Traceback", "  File", "done"]);
   });
 
+  test("are at most a colour and a weight, whatever ends them", () => {
+    const line = `${ESC}[32mINFO${ESC}[39m ${ESC}[1mtrainer${ESC}[22m ${ESC}[44;4mx${ESC}[49;24m`;
+    let codes = "";
+    for (let i = 0; i < 100; i++) codes = codesAfter(codes, line);
+    expect(codes).toBe("");
+    for (let i = 0; i < 100; i++) codes = codesAfter(codes, `${ESC}[${31 + (i % 7)};4;${1 + (i % 2)};48;5;${i}m`);
+    expect(codes).toBe("32;2");
+    expect(codesAfter("31;1", `${ESC}[39m`)).toBe("1");
+    expect(codesAfter("31;1", `${ESC}[22m`)).toBe("31");
+  });
+
+  test("have zeros and other codes among their operands, which are no codes", () => {
+    const classesOf = (codes: string) => runsOf(`${ESC}[1m${ESC}[${codes}mx`, "").map((run) => run.classes);
+    expect(classesOf("38;2;255;0;0")).toEqual(["a-bold"]); // no reset
+    expect(classesOf("38;5;0")).toEqual(["a-black a-bold"]);
+    expect(classesOf("22;38;2;0;31;1")).toEqual([""]); // not red and bold
+    expect(classesOf("48;5;0;31")).toEqual(["a-red a-bold"]);
+    expect(classesOf("48;2;0;31;1")).toEqual(["a-bold"]);
+    expect(classesOf("0;32")).toEqual(["a-green"]);
+  });
+
+  test("of what was overwritten do not stay, unless they were left on", () => {
+    const log = new ReplicaLog();
+    log.append(0, `${ESC}[31m10%${ESC}[0m`);
+    log.append(log.next, "\r20% done\n");
+    log.append(log.next, `${ESC}[33m30%`);
+    log.append(log.next, "\r40%\n");
+    expect(log.runs(0)).toEqual([{ text: "20% done", classes: "" }]);
+    expect(log.runs(1)).toEqual([{ text: "40%", classes: "a-yellow" }]);
+  });
+
   test("of a line that was rewritten are those of what stands", () => {
     const log = new ReplicaLog();
     log.append(0, `${ESC}[33m10 %\r`);

@@ -78,11 +78,15 @@ export class ReplicaLog {
       this.#open = true;
     }
     const raw = this.#raw + part;
-    this.#raw = raw.slice(raw.lastIndexOf("\r", raw.length - 2) + 1);
+    const begin = raw.lastIndexOf("\r", raw.length - 2) + 1;
+    // What was overwritten is gone; a colour that it left on stays.
+    this.#codes = codesAfter(this.#codes, raw.slice(0, begin));
+    this.#raw = raw.slice(begin);
     const line = this.#raw.endsWith("\r") ? this.#raw.slice(0, -1) : this.#raw;
     const last = this.lines.length - 1;
     this.lines[last] = plain(line);
     if (this.#codes !== "" || hasCodes(line)) this.#coloured.set(this.dropped + last, { line, codes: this.#codes });
+    else this.#coloured.delete(this.dropped + last);
   }
 
   #trim(): void {
