@@ -86,6 +86,16 @@ describe("times", () => {
     ]);
   });
 
+  test("are unknown before the first of them: the log began without times", () => {
+    const log = new ReplicaLog();
+    log.append(0, "early\nlast\nnew\n", [[11, 5000]]);
+    log.append(log.next, "more\n", [[11, 5000]]);
+    expect([log.lines, log.times]).toEqual([
+      ["early", "last", "new", "more"],
+      [0, 0, 5000, 5000],
+    ]);
+  });
+
   test("put the lines of all processes into one order", () => {
     const [a, b] = [new ReplicaLog(), new ReplicaLog()];
     a.append(0, "a1\na2\n", [

@@ -55,6 +55,7 @@ export class ReplicaLog {
 
   #write(text: string, begin: number, times: Times): void {
     const timeAt = clockOf(times);
+    const isOne = times.length <= 1 && (times[0]?.[0] ?? begin) <= begin;
     let at = begin;
     const parts = text.split("\n");
     const rest = parts.pop() ?? "";
@@ -62,7 +63,7 @@ export class ReplicaLog {
       this.#put(part, timeAt(at));
       this.#open = false;
       // Where one time holds for all of it, bytes need not be counted.
-      if (times.length > 1) at += byteLength(part) + 1;
+      if (!isOne) at += byteLength(part) + 1;
     }
     if (rest !== "") this.#put(rest, timeAt(at));
     this.#trim();
@@ -99,12 +100,13 @@ export class ReplicaLog {
   }
 }
 
-/** The time of a byte, of bytes that are asked for in order. */
+/** The time of a byte, of bytes that are asked for in order; 0 before the first time: those bytes were not timed. */
 function clockOf(times: Times): (offset: number) => number {
   let index = 0;
   return (offset) => {
     while (index + 1 < times.length && (times[index + 1]?.[0] ?? 0) <= offset) index += 1;
-    return times[index]?.[1] ?? 0;
+    const time = times[index];
+    return time !== undefined && time[0] <= offset ? time[1] : 0;
   };
 }
 
