@@ -2,7 +2,8 @@
 import { describe, expect, test } from "vitest";
 import { codesAfter, plain, runsOf } from "../src/store/ansi";
 import { patternOf } from "../src/store/find";
-import { merged, ReplicaLog } from "../src/store/logs";
+import { Listing, SEARCH_MS, Search, TOO_LONG } from "../src/store/lines";
+import { MAX_LINES, merged, ReplicaLog } from "../src/store/logs";
 
 const ESC = "\u001b";
 
@@ -124,5 +125,73 @@ describe("what is found", () => {
   test("is nothing where the expression is none, which is said", () => {
     expect(patternOf("(", "expression")).toContain("Unterminated group");
     expect(patternOf("", "expression")).toBeNull();
+  });
+});
+
+describe("lines that are shown", () => {
+  const logOf = (...texts: string[]) => {
+    const log = new ReplicaLog();
+    log.append(0, texts.map((text) => `${text}\n`).join(""), [[0, 10]]);
+    return log;
+  };
+
+  test("are counted over all logs, also those that are not listed", () => {
+    const many = Array.from({ length: MAX_LINES - 1 }, (_, i) => `line ${i}`);
+    const logs = new Map([
+      ["a", logOf(...many)],
+      ["b", logOf("x", "y", "z")],
+    ]);
+    const all = new Listing().of(null, logs);
+    expect([all.lines.length, all.total]).toEqual([MAX_LINES, MAX_LINES + 2]);
+    const one = new Listing().of("b", logs);
+    expect([one.lines.map(({ log, line }) => log.lines[line]), one.total]).toEqual([["x", "y", "z"], 3]);
+    expect(new Listing().of("none", logs)).toEqual({ lines: [], total: 0 });
+  });
+
+  test("are merged again only after a log grew, and searched only where they are new", () => {
+    const log = logOf("rank 1", "other");
+    const logs = new Map([["a", log]]);
+    const listing = new Listing();
+    const searched: string[] = [];
+    const search = new Search((line) => {
+      searched.push(line);
+      return line.startsWith("rank") ? [0, 4] : null;
+    });
+    const texts = () => search.among(listing.of(null, logs).lines).map(({ log, line }) => log.lines[line]);
+    expect([texts(), texts()]).toEqual([["rank 1"], ["rank 1"]]);
+    expect(listing.of(null, logs)).toBe(listing.of(null, logs));
+    expect(searched).toEqual(["rank 1", "other"]);
+    log.append(log.next, "ra");
+    expect(texts()).toEqual(["rank 1"]);
+    log.append(log.next, "nk 2\nend\n");
+    expect(texts()).toEqual(["rank 1", "rank 2"]);
+    expect(searched.slice(2)).toEqual(["other", "ra", "rank 2", "end"]);
+  });
+
+  test("are found although older ones were dropped", () => {
+    const log = logOf("rank 1", "other", "rank 2");
+    const logs = new Map([["a", log]]);
+    const listing = new Listing();
+    const search = new Search((line) => (line.startsWith("rank") ? [0, 4] : null));
+    const numbers = () => search.among(listing.of("a", logs).lines).map(({ line }) => line);
+    expect(numbers()).toEqual([0, 2]);
+    log.append(log.next, "more\n".repeat(MAX_LINES - 2)); // the first line is dropped
+    expect([log.dropped, numbers()]).toEqual([1, [1]]);
+  });
+
+  test("are none where the expression takes too long, which is said once for all", () => {
+    let [ms, lines] = [0, 0];
+    const slow = (): null => {
+      ms += 20;
+      lines += 1;
+      return null;
+    };
+    const search = new Search(slow, () => ms);
+    const logs = new Map([["a", logOf(...Array.from({ length: 1000 }, (_, i) => `${i}`))]]);
+    expect([search.among(new Listing().of(null, logs).lines), search.error]).toEqual([[], TOO_LONG]);
+    expect(ms).toBeLessThan(2 * SEARCH_MS);
+    const before = lines;
+    search.among(new Listing().of(null, logs).lines);
+    expect(lines).toBe(before);
   });
 });

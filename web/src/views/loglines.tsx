@@ -2,29 +2,12 @@
 import { clockMs } from "../format";
 import { plain } from "../store/ansi";
 import type { Pattern } from "../store/find";
-import { type LineOf, merged, type ReplicaLog } from "../store/logs";
+import type { LineOf, ReplicaLog } from "../store/logs";
 import type { Replica } from "../types";
 
 export const ROW_PX = 18;
 
 export const nameOf = (replica: Replica): string => `${replica.role}-${replica.index}`;
-
-/** What is shown: lines of one log, or of all by time; of those the ones with the pattern. */
-export function linesOf(
-  replica: string | null,
-  logs: ReadonlyMap<string, ReplicaLog>,
-  pattern: Pattern | null,
-): { readonly lines: readonly LineOf[]; readonly total: number } {
-  const one = replica === null ? undefined : logs.get(replica);
-  const all: LineOf[] =
-    replica === null
-      ? merged([...logs])
-      : one === undefined
-        ? []
-        : one.lines.map((_, line) => ({ log: one, replicaId: replica, line }));
-  if (pattern === null) return { lines: all, total: all.length };
-  return { lines: all.filter((at) => pattern(at.log.lines[at.line] ?? "") !== null), total: all.length };
-}
 
 /** As a file: of several processes with time and name before each line. */
 export function textOf(lines: readonly LineOf[], names: ReadonlyMap<string, string> | null): string {

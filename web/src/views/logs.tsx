@@ -2,7 +2,7 @@
  * The logs of a job: of all processes by time, or of one; follows the end until the reader scrolls away, finds text or
  * a regular expression, hands out a file. Retains 50 000 lines a process.
  */
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { ApiError, api } from "../api";
 import { bytes, integer, plural } from "../format";
 import { Empty } from "../parts/basics";
@@ -11,9 +11,10 @@ import { VirtualRows } from "../parts/rows";
 import { setQuery, url } from "../router";
 import { type Pattern, patternOf } from "../store/find";
 import type { JobStore } from "../store/job";
+import { type Listed, Listing, Search } from "../store/lines";
 import type { LineOf, ReplicaLog } from "../store/logs";
 import type { Job, Replica } from "../types";
-import { LogRow, linesOf, nameOf, ROW_PX, textOf } from "./loglines";
+import { LogRow, nameOf, ROW_PX, textOf } from "./loglines";
 
 const ALL = "all";
 const TONES = 6;
@@ -33,6 +34,12 @@ interface Wanted {
   readonly how: "text" | "expression";
 }
 
+/** Null: there is nothing to find; a text: why the expression is none. */
+function searchFor({ text, how }: Wanted): Search | string | null {
+  const pattern = patternOf(text, how);
+  return typeof pattern === "function" ? new Search(pattern) : pattern;
+}
+
 export function LogsView({ store }: { store: JobStore }) {
   store.logsVersion.value;
   const [wanted, setWanted] = useState<Wanted>({ text: "", how: "text" });
@@ -41,19 +48,28 @@ export function LogsView({ store }: { store: JobStore }) {
   const job = store.job.value;
   const logs = store.logs.byReplica;
   const replica = shownReplica(job, logs);
-  const pattern = patternOf(wanted.text, wanted.how);
-  const finds = typeof pattern === "function" ? pattern : null;
-  const { lines, total } = linesOf(replica?.id ?? null, logs, finds);
+  const listing = useMemo(() => new Listing(), [store]);
+  const search = useMemo(() => searchFor(wanted), [store, wanted]);
+  const listed = listing.of(replica?.id ?? null, logs);
+  const lines = search instanceof Search ? search.among(listed.lines) : listed.lines;
+  const failure = search instanceof Search ? search.error : search;
+  const finds = search instanceof Search ? search.pattern : null;
   return (
     <section class="panel" aria-labelledby="logs-title">
       <div class="panel-title">
         <h2 id="logs-title">Logs</h2>
         <Which job={job} shown={replica} />
-        <em class={typeof pattern === "string" ? "tone-bad" : "clip"} data-testid="log-count">
-          {typeof pattern === "string" ? pattern : describe(lines.length, total, finds !== null, logsOf(replica, logs))}
+        <em
+          key={failure === null ? "count" : "failure"}
+          id="log-count"
+          class={failure === null ? "clip" : "tone-bad"}
+          role={failure === null ? undefined : "alert"}
+          data-testid="log-count"
+        >
+          {failure ?? describe(lines.length, listed, finds !== null, logsOf(replica, logs))}
         </em>
         <div class="tools">
-          <Find wanted={wanted} change={setWanted} isWrong={typeof pattern === "string"} />
+          <Find wanted={wanted} change={setWanted} isWrong={failure !== null} />
           <button
             type="button"
             class="btn small"
@@ -66,7 +82,7 @@ export function LogsView({ store }: { store: JobStore }) {
           <Save store={store} replica={replica} lines={lines} finds={finds !== null} />
         </div>
       </div>
-      {total === 0 ? (
+      {listed.total === 0 ? (
         <Empty title="No output yet">
           <span>What the processes write to stdout and stderr appears here.</span>
         </Empty>
@@ -112,6 +128,7 @@ function Find(props: { wanted: Wanted; change: (to: Wanted) => void; isWrong: bo
         placeholder={how === "text" ? "Find in the log" : "Regular expression"}
         aria-label="Find in the log"
         aria-invalid={props.isWrong}
+        aria-describedby={props.isWrong ? "log-count" : undefined}
         value={text}
         onInput={(event) => props.change({ how, text: event.currentTarget.value })}
       />
@@ -159,6 +176,7 @@ function Save({ store, replica, lines, finds }: SaveProps) {
         type="button"
         class="btn small"
         disabled={lines.length === 0}
+        title={finds || replica === null ? "The lines that are shown" : "All that the server retains"}
         onClick={() => void save()}
         data-testid="save"
       >
@@ -195,8 +213,10 @@ function Which({ job, shown }: { job: Job | null; shown: Replica | null }) {
 const logsOf = (replica: Replica | null, logs: ReadonlyMap<string, ReplicaLog>): ReplicaLog[] =>
   replica === null ? [...logs.values()] : [logs.get(replica.id)].filter((one) => one !== undefined);
 
-function describe(shown: number, total: number, finds: boolean, logs: readonly ReplicaLog[]): string {
-  const parts = [finds ? `${integer(shown)} of ${plural(total, "line")}` : plural(total, "line")];
+function describe(shown: number, { lines, total }: Listed, finds: boolean, logs: readonly ReplicaLog[]): string {
+  const parts = [finds ? `${integer(shown)} of ${plural(lines.length, "line")}` : plural(total, "line")];
+  const unlisted = total - lines.length;
+  if (unlisted > 0) parts.push(`${plural(unlisted, "older line")} not ${finds ? "searched" : "shown"}`);
   const dropped = logs.reduce((sum, log) => sum + log.dropped, 0);
   const skipped = logs.reduce((sum, log) => sum + log.skippedBytes, 0);
   if (dropped > 0) parts.push(`${plural(dropped, "older line")} not retained in the dashboard`);
