@@ -71,7 +71,7 @@ export class Search {
     const seen = this.#seen.get(log) ?? { dropped: log.dropped, found: [] };
     this.#seen.set(log, seen);
     seen.found.splice(0, log.dropped - seen.dropped);
-    
+
     seen.dropped = log.dropped;
     return seen.found;
   }
