@@ -50,7 +50,7 @@ test("trainers have one chart, in their order, with values where each has them",
 });
 
 test("another job's curve stands behind those of this one, by its name", () => {
-  const other = { name: "before", series: store({ loss: [[1, 9]], other: [[1, 1]] }) };
+  const other = { id: "j2", name: "before", series: store({ loss: [[1, 9]], other: [[1, 1]] }) };
   const found = curvesOf(store({ loss: [[1, 7]] }), [other]);
   expect([...found.keys()]).toEqual(["loss"]);
   expect(found.get("loss")?.map((curve) => [curve.who, curve.series.latest])).toEqual([
@@ -59,12 +59,18 @@ test("another job's curve stands behind those of this one, by its name", () => {
   ]);
 });
 
+test("each curve of a chart has a key of its own", () => {
+  const other = (id: string) => ({ id, name: "the same", series: store({ loss: [[1, 9]] }) });
+  const curves = curvesOf(store({ loss: [[1, 7]], "loss.trainer1": [[1, 7]] }), [other("j2"), other("j3")]).get("loss");
+  expect(new Set(curves?.map((curve) => curve.key)).size).toBe(4);
+});
+
 test("a pause of a process is a gap in its curve", () => {
   const series = new Series();
   const second = 1e9;
   series.append({ step: [1, 2, 3, 4], time_ns: [1, 2, 3, 63].map((at) => at * second), value: [5, 5, 4, 4] });
   expect(gapsOf(series)).toEqual([3.5]);
-  expect(joined([{ name: "loss", who: "", series }])).toEqual([
+  expect(joined([{ key: "loss", name: "loss", who: "", series }])).toEqual([
     [1, 2, 3, 3.5, 4],
     [5, 5, 4, null, 4],
   ]);

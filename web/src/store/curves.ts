@@ -8,6 +8,8 @@ export function splitName(name: string): { readonly base: string; readonly who: 
 }
 
 export interface Curve {
+  /** One of its own among the curves of a chart. */
+  readonly key: string;
   readonly name: string;
   readonly who: string;
   readonly series: Series;
@@ -15,6 +17,8 @@ export interface Curve {
 
 /** Another job, of which the charts show the first trainer. */
 export interface OtherRun {
+  /** Of the job. */
+  readonly id: string;
   readonly name: string;
   readonly series: SeriesStore;
 }
@@ -24,7 +28,7 @@ export function curvesOf(store: SeriesStore, others: readonly OtherRun[] = []): 
   const found = new Map<string, Curve[]>();
   for (const [name, series] of store.byName) {
     const { base, who } = splitName(name);
-    found.set(base, [...(found.get(base) ?? []), { name, who, series }]);
+    found.set(base, [...(found.get(base) ?? []), { key: name, name, who, series }]);
   }
   const number = (curve: Curve) => Number(/\d+$/.exec(curve.who)?.[0] ?? 0);
   for (const curves of found.values()) {
@@ -36,7 +40,7 @@ export function curvesOf(store: SeriesStore, others: readonly OtherRun[] = []): 
   for (const [base, curves] of found) {
     const theirs = others.flatMap((other) => {
       const series = other.series.byName.get(base);
-      return series === undefined ? [] : [{ name: base, who: other.name, series }];
+      return series === undefined ? [] : [{ key: `${base} of ${other.id}`, name: base, who: other.name, series }];
     });
     if (theirs.length > 0 && curves.length === 1 && curves[0] !== undefined)
       curves[0] = { ...curves[0], who: "this job" };

@@ -13,6 +13,9 @@ export class OtherRuns {
   #wanted: readonly string[] = [];
   #names: ReadonlyMap<string, string> = new Map();
   #fetched = new Map<string, SeriesStore>();
+  /** Not asked for again until other jobs are wanted. */
+  #failed = new Set<string>();
+  #fetching = new Set<string>();
 
   constructor(private readonly fetchSeries: (jobId: string) => Promise<{ readonly series: SeriesSet }>) {}
 
@@ -21,27 +24,49 @@ export class OtherRuns {
     this.version.value;
     return this.#wanted.flatMap((id) => {
       const series = this.#fetched.get(id);
-      return series === undefined ? [] : [{ name: this.#names.get(id) ?? id.slice(0, 8), series }];
+      return series === undefined ? [] : [{ id, name: this.#names.get(id) ?? id.slice(0, 8), series }];
     });
   }
 
-  /** Show these jobs, at most `MOST_RUNS`; each is fetched once. `names`: by job, of those that are known. */
-  async want(jobIds: readonly string[], names: ReadonlyMap<string, string>): Promise<void> {
+  /** Names by job, of those that are known. */
+  name(names: ReadonlyMap<string, string>): void {
+    const isSame = this.#wanted.every((id) => names.get(id) === this.#names.get(id));
     this.#names = names;
-    this.#wanted = [...new Set(jobIds)].slice(0, MOST_RUNS);
+    if (!isSame) this.version.value += 1;
+  }
+
+  /** Show these jobs, at most `MOST_RUNS`. Each is fetched once; that the same are wanted again changes nothing. */
+  async want(jobIds: readonly string[]): Promise<void> {
+    const wanted = [...new Set(jobIds)].slice(0, MOST_RUNS);
+    if (wanted.join() === this.#wanted.join()) return;
+    this.#wanted = wanted;
+    this.#failed.clear();
     this.error.value = null;
     this.version.value += 1;
-    for (const id of this.#wanted.filter((one) => !this.#fetched.has(one))) {
-      const series = new SeriesStore();
+    for (const id of wanted) if (!this.#fetched.has(id)) await this.#fetch(id);
+  }
+
+  /** Fetch those again that are wanted and go on; one that failed is left alone. */
+  async refresh(goesOn: (jobId: string) => boolean): Promise<void> {
+    for (const id of this.#wanted) if (goesOn(id) && !this.#failed.has(id)) await this.#fetch(id);
+  }
+
+  async #fetch(id: string): Promise<void> {
+    if (this.#fetching.has(id)) return;
+    this.#fetching.add(id);
+    const series = new SeriesStore();
+    try {
+      series.restart((await this.fetchSeries(id)).series);
       this.#fetched.set(id, series);
-      try {
-        series.restart((await this.fetchSeries(id)).series);
-      } catch (error) {
-        if (!(error instanceof ApiError)) throw error;
-        this.#fetched.delete(id);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      if (this.#wanted.includes(id)) {
+        this.#failed.add(id);
         this.error.value = error;
       }
-      this.version.value += 1;
+    } finally {
+      this.#fetching.delete(id);
     }
+    this.version.value += 1;
   }
 }

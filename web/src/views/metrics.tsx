@@ -1,6 +1,7 @@
 /** Every series that the job reported, the usual ones first. */
 
 import { untracked, useSignalEffect } from "@preact/signals";
+import { useEffect } from "preact/hooks";
 import { bytes, clock, integer, metric, plural } from "../format";
 import { palette } from "../palette";
 import { Empty, ErrorCard } from "../parts/basics";
@@ -36,6 +37,14 @@ function lookOf(): Look {
 }
 
 const wantedRuns = (): string[] => (url.value.searchParams.get("with") ?? "").split(",").filter((id) => id !== "");
+
+/** How often the curves of other jobs that are not over are fetched again. */
+const REFRESH_MS = 10_000;
+
+function goesOn(jobId: string): boolean {
+  const job = (jobsStore.value?.jobs.value ?? []).find((one) => one.id === jobId);
+  return job !== undefined && !isTerminal(job);
+}
 
 function Looks({ look }: { look: Look }) {
   return (
@@ -111,9 +120,14 @@ export function MetricsView({ store }: { store: JobStore }) {
   store.metricsVersion.value;
   useSignalEffect(() => {
     const names = new Map((jobsStore.value?.jobs.value ?? []).map((job) => [job.id, runName(job)]));
-    const ids = wantedRuns();
-    untracked(() => void store.others.want(ids, names));
+    untracked(() => store.others.name(names));
   });
+  const wanted = wantedRuns().join();
+  useEffect(() => void store.others.want(wantedRuns()), [store, wanted]);
+  useEffect(() => {
+    const timer = setInterval(() => void store.others.refresh(goesOn), REFRESH_MS);
+    return () => clearInterval(timer);
+  }, [store]);
   const look = lookOf();
   const failure = store.others.error.value;
   const all = curvesOf(store.series, store.others.shown());
@@ -225,7 +239,7 @@ function Values({ base, curves, colour }: { base: string; curves: readonly Curve
       )}
       {at !== null && <small class="muted">step {integer(at)}</small>}
       {curves.map((curve, index) => (
-        <b key={curve.name}>
+        <b key={curve.key}>
           {curves.length > 1 && <i class="swatch" style={{ background: strokes[index % strokes.length] }} />}
           {curve.who !== "" && <small class="muted">{curve.who}</small>}
           {text(at === null ? curve.series.latest : valueAt(curve.series, at))}
