@@ -83,6 +83,15 @@ def test_the_trainer_that_others_wait_for_is_named_by_step(open_page: Open, feed
         "aria-label", re.compile(r"trainer 1: .* later between its")
     )
     expect(page.get_by_test_id("rank-0")).to_have_attribute("aria-label", re.compile(r"trainer 0: own .*, waits"))
+    page.get_by_test_id("rank-0").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowLeft")
+    expect(page.get_by_test_id("rank-1")).to_be_focused()
+    expect(says).to_contain_text(re.compile(r"trainer 1, step 59: \d\d\.\d ms later; operators"))
+    expect(page.get_by_test_id("rank-1")).to_have_attribute("aria-valuetext", re.compile("trainer 1, step 59: "))
+    page.keyboard.press("Enter")
+    expect(page.get_by_test_id("strip-text")).to_contain_text("replay of step 60")  # the only one that was sampled
+    page.go_back()
     row = page.get_by_test_id("rank-1").bounding_box()
     assert row is not None
     page.mouse.move(row["x"] + row["width"] - 3, row["y"] + row["height"] / 2)

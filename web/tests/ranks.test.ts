@@ -1,6 +1,6 @@
 /** Which rank is late, in which steps, and whether in its operators or between its steps. */
 import { describe, expect, test } from "vitest";
-import { rankMap, type Track } from "../src/store/ranks";
+import { moved, rankMap, type Track } from "../src/store/ranks";
 import { Series } from "../src/store/series";
 
 interface Made {
@@ -66,4 +66,14 @@ describe("ranks by steps", () => {
     );
     expect([map?.cells[1]?.at(-1), map?.cells[1]?.[0]?.lateMs]).toEqual([null, 0]);
   });
+});
+
+test("keys go from cell to cell and stop at the edges of the map", () => {
+  const path = (keys: readonly string[]) =>
+    keys.reduce((at, key) => moved(at, key, 3, 60) ?? { rank: -1, bin: -1 }, { rank: 0, bin: 59 });
+  expect(path(["ArrowRight"])).toEqual({ rank: 0, bin: 59 });
+  expect(path(["ArrowUp", "ArrowLeft", "ArrowLeft", "ArrowDown"])).toEqual({ rank: 1, bin: 57 });
+  expect(path(["ArrowDown", "ArrowDown", "ArrowDown", "Home", "ArrowLeft"])).toEqual({ rank: 2, bin: 0 });
+  expect(path(["Home", "ArrowRight", "End"])).toEqual({ rank: 0, bin: 59 });
+  expect(moved({ rank: 0, bin: 0 }, "x", 3, 60)).toBeNull();
 });

@@ -177,3 +177,21 @@ function median(values: readonly number[]): number {
   const upper = sorted[middle] ?? 0;
   return sorted.length % 2 === 1 ? upper : (upper + (sorted[middle - 1] ?? upper)) / 2;
 }
+
+/** A cell of the map, by the place of its rank and of its steps. */
+export interface At {
+  readonly rank: number;
+  readonly bin: number;
+}
+
+/** Where a key leads from a cell of `ranks` × `bins`; null: the key is none of the map's. */
+export function moved({ rank, bin }: At, key: string, ranks: number, bins: number): At | null {
+  const to = (one: number, most: number) => Math.max(0, Math.min(most - 1, one));
+  if (key === "ArrowLeft") return { rank, bin: to(bin - 1, bins) };
+  if (key === "ArrowRight") return { rank, bin: to(bin + 1, bins) };
+  if (key === "ArrowUp") return { rank: to(rank - 1, ranks), bin };
+  if (key === "ArrowDown") return { rank: to(rank + 1, ranks), bin };
+  if (key === "Home") return { rank, bin: 0 };
+  if (key === "End") return { rank, bin: to(bins - 1, bins) };
+  return null;
+}

@@ -1,21 +1,17 @@
 /** Who is waited for: trainers by steps, as dark as each is later than the others, coloured by where it is late. */
+import type { TargetedKeyboardEvent } from "preact";
 import { useState } from "preact/hooks";
 import { integer, millis, percent } from "../format";
 import { jobHref, navigate } from "../router";
 import { splitName } from "../store/curves";
 import { newestOf } from "../store/exchange";
 import type { JobStore } from "../store/job";
-import { NOTICED, type RankCell, type RankMap, rankMap, type Track } from "../store/ranks";
+import { type At, moved, NOTICED, type RankCell, type RankMap, rankMap, type Track } from "../store/ranks";
 
 /** Shares of a turn at which a cell is darker. */
 const LEVELS = [0.05, NOTICED, 0.25, 0.5] as const;
 const MOST_RANKS = 64;
 const WHERE = { inside: "in its operators", between: "between its steps" } as const;
-
-interface At {
-  readonly rank: number;
-  readonly bin: number;
-}
 
 function mapOf(store: JobStore): RankMap | null {
   store.metricsVersion.value;
@@ -47,9 +43,17 @@ export function Ranks({ store }: { store: JobStore }) {
       <p class="muted ranks-says" data-testid="ranks-says">
         {at === null ? summary(map) : cellWords(map, at)}
       </p>
-      <div class="ranks-grid" onPointerLeave={() => setAt(null)}>
+      <div class="ranks-grid" onPointerLeave={() => setAt(null)} onFocusOut={() => setAt(null)}>
         {shown.map((rank, index) => (
-          <Row key={rank} map={map} index={index} point={setAt} open={(bin) => openStep(store, map, bin)} />
+          <Row
+            key={rank}
+            map={map}
+            index={index}
+            at={at}
+            rows={shown.length}
+            point={setAt}
+            open={(bin) => openStep(store, map, bin)}
+          />
         ))}
       </div>
       <p class="ranks-legend">
@@ -65,45 +69,88 @@ export function Ranks({ store }: { store: JobStore }) {
 interface RowProps {
   readonly map: RankMap;
   readonly index: number;
+  /** The cell under the pointer, or that the keyboard is at. */
+  readonly at: At | null;
+  readonly rows: number;
   readonly point: (at: At) => void;
   readonly open: (bin: number) => void;
 }
 
-function Row({ map, index, point, open }: RowProps) {
+function Row({ map, index, at, rows, point, open }: RowProps) {
   const rank = map.ranks[index] ?? 0;
   const cells = map.cells[index] ?? [];
   const total = map.totals[index] ?? null;
+  const isAt = at?.rank === index;
+  // The newest steps first, as a slider begins at its value.
+  const bin = isAt ? at.bin : map.bins.length - 1;
   const binAt = (event: MouseEvent) => {
     const box = (event.currentTarget as Element).getBoundingClientRect();
-    const bin = Math.floor(((event.clientX - box.left) / Math.max(1, box.width)) * cells.length);
-    return Math.max(0, Math.min(cells.length - 1, bin));
+    const under = Math.floor(((event.clientX - box.left) / Math.max(1, box.width)) * cells.length);
+    return Math.max(0, Math.min(cells.length - 1, under));
   };
   const late = total !== null && total.lateMs >= NOTICED * map.turnMs;
   return (
     <>
       <span class={late ? "rank late" : "rank"}>trainer {rank}</span>
-      <svg
-        viewBox={`0 0 ${Math.max(1, cells.length)} 1`}
-        preserveAspectRatio="none"
-        role="img"
+      <div
+        class="rank-cells"
+        role="slider"
+        tabIndex={(at?.rank ?? 0) === index ? 0 : -1}
         aria-label={`trainer ${rank}: ${totalWords(total, map.turnMs)}`}
+        aria-valuemin={1}
+        aria-valuemax={map.bins.length}
+        aria-valuenow={bin + 1}
+        aria-valuetext={cellWords(map, { rank: index, bin })}
         data-testid={`rank-${rank}`}
+        onFocus={() => point({ rank: index, bin: at?.bin ?? bin })}
+        onKeyDown={(event) => onKey(event, { rank: index, bin }, { rows, bins: map.bins.length, point, open })}
         onPointerMove={(event) => point({ rank: index, bin: binAt(event) })}
         onClick={(event) => open(binAt(event))}
       >
-        {(["inside", "between"] as const).flatMap((cause) =>
-          LEVELS.map((_, level) => (
-            <path
-              key={`${cause}${level}`}
-              class={`heat-${cause} heat-${level + 1}`}
-              d={pathOf(cells, cause, level + 1, map)}
-            />
-          )),
-        )}
-      </svg>
+        <Cells map={map} cells={cells} at={isAt ? bin : null} />
+      </div>
       <span class={late ? "rank-total late" : "rank-total"}>{totalWords(total, map.turnMs)}</span>
     </>
   );
+}
+
+function Cells({ map, cells, at }: { map: RankMap; cells: readonly (RankCell | null)[]; at: number | null }) {
+  return (
+    <svg viewBox={`0 0 ${Math.max(1, cells.length)} 1`} preserveAspectRatio="none" aria-hidden="true">
+      {(["inside", "between"] as const).flatMap((cause) =>
+        LEVELS.map((_, level) => (
+          <path
+            key={`${cause}${level}`}
+            class={`heat-${cause} heat-${level + 1}`}
+            d={pathOf(cells, cause, level + 1, map)}
+          />
+        )),
+      )}
+      {at !== null && <rect class="rank-at" x={at} y={0} width={1} height={1} />}
+    </svg>
+  );
+}
+
+interface Keys {
+  readonly rows: number;
+  readonly bins: number;
+  readonly point: (at: At) => void;
+  readonly open: (bin: number) => void;
+}
+
+/** Arrows, Home and End go from cell to cell; Enter opens its step. */
+function onKey(event: TargetedKeyboardEvent<HTMLElement>, at: At, { rows, bins, point, open }: Keys): void {
+  const to = moved(at, event.key, rows, bins);
+  if (to === null && event.key !== "Enter") return;
+  event.preventDefault();
+  if (to === null) {
+    open(at.bin);
+    return;
+  }
+  point(to);
+  if (to.rank === at.rank) return;
+  const cells = event.currentTarget.parentElement?.querySelectorAll<HTMLElement>("[role=slider]");
+  cells?.[to.rank]?.focus();
 }
 
 function pathOf(cells: readonly (RankCell | null)[], cause: RankCell["cause"], level: number, map: RankMap): string {
