@@ -59,6 +59,41 @@ def test_a_size_that_a_feed_has_is_minus_one_for_the_script() -> None:
         assert [v.shape for v in found] == [(batch, 3, 2), (batch, 3, 2), (2 * batch, 3)]
 
 
+class Scaled(torch.nn.Module):
+    """Takes -1 for "no length was given", as modules do."""
+
+    def scale(self, x: Any, length: int = -1) -> Any:
+        return x * 100 if length == -1 else x * 2
+
+    def forward(self, x: Any) -> Any:
+        return self.scale(x, x.shape[0])
+
+
+def test_no_size_is_minus_one_in_a_module_and_a_captured_loss() -> None:
+    main = fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        made = Scaled()(fluid.layers.data("x", [6], dtype="float64"))
+    np.testing.assert_array_equal(run(main, {"x": np.ones((3, 6))}, [made])[0], np.full((3, 6), 2.0))
+    linear = torch.nn.Linear(2, 1, bias=False).double()
+
+    def loss(outputs: Any, target: Any) -> Any:
+        return Scaled().scale((outputs - target).mean(), outputs.shape[0]) * (3 if outputs.shape[0] == -1 else 1)
+
+    examples = [torch.ones(4, 2).double(), torch.zeros(4, 1).double()]
+    captured = fluid.capture(linear, loss, fluid.optimizer.SGD(0.0), examples, num_targets=1)
+    wanted = 2 * float(linear.weight.detach().sum())
+    assert float(captured.step(*examples)) == pytest.approx(wanted)
+    captured.close()
+
+
+def test_what_is_calculated_of_a_size_is_not_minus_one() -> None:
+    layers = fluid.layers
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        x = layers.data("x", [6])
+        assert x.shape[0] * 2 != -1 and x.shape[0] * 3 - 1 != -1
+        assert layers.concat([x, x], 0).shape[0] == -1
+
+
 def test_what_follows_from_data_is_no_size() -> None:
     layers = fluid.layers
     with fluid.program_guard(fluid.Program(), fluid.Program()):

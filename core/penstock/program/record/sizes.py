@@ -2,7 +2,8 @@
 
 A node holds a size in canonical form, or a relation of two. A relation that holds for every batch, or for none, is
 answered; any other is answered by the sizes at hand (`Sizes.hints`), and kept as a guard with the line that asked.
-Compared with -1 by a line of the script, a size that a feed has is -1, as in Fluid's shapes: no size is -1 else.
+Compared with -1 by a line of the script, a size that a feed has is -1, as in Fluid's shapes: no size is -1 else. In a
+module and a captured loss, and for what a script calculates of a size, it is not, as in torch.
 torch calls nodes by the names of its own SymNode.
 """
 
@@ -19,11 +20,12 @@ import torch
 
 from penstock.compat.torch import SYMBOL_FILES
 from penstock.errors import ProgramError
-from penstock.program.expr import Dim, renamed
+from penstock.program.expr import Dim, Expr, renamed
 from penstock.program.record import arithmetic
+from penstock.program.record.alignment import follows_fluid
 from penstock.program.record.arithmetic import Size, constant
 from penstock.program.record.relations import HOLDS, MIRRORED, All, Asked, Condition, Not, Real, Relation, RelationOp
-from penstock.program.record.source import line_of_frame, user_line
+from penstock.program.record.source import line_of_frame, running_module, user_line
 
 _symint: Any = torch.SymInt  # torch has not typed it
 
@@ -339,27 +341,34 @@ def _relation(op: RelationOp) -> Any:
         if isinstance(other.value, float):
             return SizeNode(self.sizes, _beside_number(op, _size_behind(self), other.value))
         relation = Relation(op, _size_behind(self), _size_behind(other))
-        if op in ("==", "!=") and _is_of_unknown(relation, self.sizes.declared) and _is_of_script(sys._getframe(1)):
+        if op in ("==", "!=") and _is_of_unknown(relation, self.sizes) and _is_of_script(sys._getframe(1), self.sizes):
             return self.wrap_bool(op == "==")
         return SizeNode(self.sizes, relation)
 
     return call
 
 
-def _is_of_unknown(relation: Relation, declared: Mapping[str, int]) -> bool:
-    """Whether a relation compares -1 with a size that Fluid does not know before a feed."""
-    sizes = {relation.left.number: relation.right, relation.right.number: relation.left}
-    beside = sizes.get(-1)
-    return beside is not None and any(atom.op == "sym" and atom.key not in declared for atom in beside.atoms())
+def _is_of_unknown(relation: Relation, sizes: Sizes) -> bool:
+    """Whether a relation compares -1 with a size of a variable that Fluid does not know before a feed."""
+    beside = {relation.left.number: relation.right, relation.right.number: relation.left}.get(-1)
+    if beside is None or not any(atom.op == "sym" and atom.key not in sizes.declared for atom in beside.atoms()):
+        return False
+    recording = sizes.recording()
+    programs = [] if recording is None else [one.program for one in recording.symbols.recordings]
+    is_of_feed = isinstance(beside.dim, Expr) and beside.dim.op == "sym"
+    return is_of_feed or any(beside.dim in var.shape for program in programs for var in program.variables.values())
 
 
-def _is_of_script(frame: FrameType | None) -> bool:
-    """Whether a line outside of Penstock and torch compares by Python's operators; `frame`: of the method's caller."""
+def _is_of_script(frame: FrameType | None, sizes: Sizes) -> bool:
+    """Whether a line of the script, where operators have Fluid's meaning, compares; `frame`: of the method's caller."""
     if frame is None or not frame.f_code.co_filename.endswith(SYMBOL_FILES):
         return False  # torch does, in C++
     while frame is not None and frame.f_code.co_filename.endswith(SYMBOL_FILES):
         frame = frame.f_back
-    return frame is not None and bool(line_of_frame(frame.f_code.co_filename, frame.f_lineno))
+    if frame is None or not line_of_frame(frame.f_code.co_filename, frame.f_lineno):
+        return False
+    recording = sizes.recording()
+    return running_module() is None if recording is None else follows_fluid(recording)
 
 
 def _beside_number(op: RelationOp, size: Size, number: float) -> Condition:
