@@ -97,3 +97,81 @@ def test_bounds_that_only_a_run_knows_are_refused() -> None:
             x[:, pair : pair + 1]
         with pytest.raises(ProgramError, match="expected an integer with one element"):
             x[:, layers.cast(at, "float32") :]
+
+
+def test_bounds_from_before_and_after_a_write_are_refused() -> None:
+    layers, main = fluid.layers, fluid.Program()
+    refused = pytest.raises(ProgramError, match="only a run knows how many")
+    with fluid.program_guard(main, fluid.Program()):
+        x = layers.data("x", [6], dtype="float64")
+        count = layers.create_global_var([1], 0, "int64", persistable=True)
+        before = count + 0
+        layers.increment(count, 2)
+        after = count + 2
+        with refused:
+            x[:, before:count]
+        assert x[:, count:after].shape[1] == 2
+        step, steps = layers.fill_constant([1], "int64", 0), layers.fill_constant([1], "int64", 4)
+        ahead = step + 2
+        more = layers.less_than(step, steps)
+        with layers.While(more).block():
+            with refused:
+                x[:, step:ahead]  # of the first iteration alone
+            old = step + 0
+            layers.increment(step, 2)
+            with refused:
+                x[:, old:step]
+            assert x[:, step : step + 2].shape[1] == 2
+            layers.less_than(step, steps, cond=more)
+
+
+def test_a_slice_from_a_variable_to_itself_is_empty() -> None:
+    layers, main = fluid.layers, fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        x = layers.data("x", [STEPS], dtype="float64")
+        at = layers.data("at", [1], dtype="int64", append_batch_size=False)
+        none = x[:, at + 1 : at + 1]
+        with pytest.raises(ProgramError, match="only a run knows how many"):
+            x[:, at + 2 : at]
+    assert run(main, {"x": values(2, STEPS), "at": np.array([1])}, [none])[0].shape == (2, 0)
+
+
+def test_constants_from_before_a_branch_are_sizes_in_it() -> None:
+    layers, main = fluid.layers, fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        x = layers.data("x", [6], dtype="float64")
+        zero, two = layers.fill_constant([1], "int32", 0), layers.fill_constant([1], "int32", 2)
+        some = layers.reduce_sum(x) > layers.fill_constant([1], "float64", 0.0)
+        part = layers.cond(some, lambda: layers.slice(x, [1], [zero], [two]), lambda: x[:, 0:2] * 2)
+        shaped = layers.cond(some, lambda: layers.reshape(x, [-1, two, 3]), lambda: layers.reshape(x, [-1, 2, 3]))
+    found = run(main, {"x": np.ones((3, 6))}, [part, shaped])
+    assert [v.shape for v in found] == [(3, 2), (3, 2, 3)]
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_constants_from_before_a_recurrence_are_sizes_in_it(writes: bool) -> None:
+    layers, main = fluid.layers, fluid.Program()
+
+    def recur() -> Any:
+        x = layers.data("x", [4, 2, 6], append_batch_size=False, dtype="float64")
+        zero, three = layers.fill_constant([1], "int32", 0), layers.fill_constant([1], "int32", 3)
+        rnn = layers.StaticRNN()
+        with rnn.step():
+            step = rnn.step_input(x)
+            memory = rnn.memory(shape=[-1, 3], batch_ref=step)
+            added = memory + layers.slice(step, [1], [zero], [three]) + layers.expand(step[:, 0:1], [1, three])
+            if writes:
+                layers.increment(zero, 1)
+            rnn.update_memory(memory, added)
+            rnn.step_output(added)
+        return rnn()
+
+    with fluid.program_guard(main, fluid.Program()):
+        if writes:
+            with pytest.raises(ProgramError, match="whose value from before it is a size"):
+                recur()
+            return
+        out = recur()
+    fed = values(4, 2, 6)
+    found = run(main, {"x": fed}, [out])[0]
+    np.testing.assert_allclose(found[-1], (fed[..., :3] + fed[..., :1]).sum(0), rtol=1e-12)

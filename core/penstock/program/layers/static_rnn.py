@@ -51,12 +51,13 @@ class Recurrence:
         recording = recording_of(default_main_program())
         with name_scope(self._name):
             with recorded_block(recording) as block:
-                self._block = block
+                self._block, block.is_step = block, True
                 yield
                 self._check()
                 outputs = [recording.own(v).name for v in self._outputs]
                 updates = [recording.own(m.updated).name for m in self._memories.values()]
                 recorded = block.close([*outputs, *updates])
+                self._check_constants(recording, block, recorded)
             self._block = None
             self._results = self._record(recording, recorded, outputs, updates)
             for inside in (*(v for v, _ in self._steps), *(m.handle for m in self._memories.values())):
@@ -68,6 +69,15 @@ class Recurrence:
             raise ProgramError(f"{user_line()}: {self.what}: memory {late[0]!r} is never updated (update_memory)")
         if not self._steps or not self._outputs:
             raise ProgramError(f"{user_line()}: a {self.what} needs a step_input and an output")
+
+    def _check_constants(self, recording: Recording, block: OpenBlock, recorded: Recorded) -> None:
+        for name in recorded.writes:
+            if recording.program.variables[name].storage in block.constants:
+                raise ProgramError(
+                    f"{user_line()}: a block of a {self.what} writes {name!r}, whose value from before it is a size or "
+                    "a bound in the block. Count in a memory (memory, update_memory)",
+                    variable=name,
+                )
 
     def _record(self, recording: Recording, recorded: Recorded, outputs: list[str], updates: list[str]) -> list[Any]:
         raise NotImplementedError

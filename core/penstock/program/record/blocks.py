@@ -52,6 +52,8 @@ class OpenBlock:
         self.recording = recording
         self.start = len(recording.program.operators)
         self.repeats = False  # a loop's, in which an array's elements may turn out to differ; see layers/arrays.py
+        self.is_step = False  # a recurrence's, in which the next step reads what one writes
+        self.constants: set[str] = set()  # storages from before it that were taken for numbers; see elements.py
         self.late_reads: list[tuple[Any, str, str]] = []  # array, symbol of the element's rows, that of the first one's
         self.late_writes: list[tuple[Any, str]] = []  # array, name of what was written
         self.steps: dict[str, Stepped] = {}  # by the name of a step, in a recurrent block

@@ -1,8 +1,8 @@
 """Elements of recorded variables as sizes: `layers.shape(x)[1] - 1` is an expression of symbols.
 
 They are found in the operators that make the variable: `shape`, and what picks, joins, casts and calculates its
-elements. What follows from data has no such expression. Within a block of control flow neither has a constant from
-before it, since the block may write it further down: the counter of a loop. Nothing is changed here.
+elements. What follows from data has no such expression. Within a loop neither has a constant from before it, since the
+loop may write it further down: its counter. In a step of a recurrence it has, which no step may write then.
 """
 
 from __future__ import annotations
@@ -30,10 +30,15 @@ def elements_of(recording: Recording, name: str) -> list[Any] | None:
 
 
 def distance(recording: Recording, first: str, second: str) -> int | None:
-    """Return second - first, numbers that both follow from data, where constants alone lie between; None else."""
+    """Return second - first, numbers that both follow from data, where constants alone lie between; None else.
+
+    Both have to be of one value: nothing writes the variable that they follow from between their operators.
+    """
     makers = _Makers(recording)
-    (root, offset), (other, other_offset) = makers.rooted(first), makers.rooted(second)
-    return other_offset - offset if root == other else None
+    (root, offset, at), (other, other_offset, other_at) = makers.rooted(first), makers.rooted(second)
+    if root != other or makers.version(root, at) != makers.version(root, other_at):
+        return None
+    return other_offset - offset
 
 
 class _Makers:
@@ -41,17 +46,18 @@ class _Makers:
 
     def __init__(self, recording: Recording) -> None:
         self._recording, self._made = recording, dict[str, Operator | None]()
-        operators = recording.program.operators
-        self._outside: set[str] = set()
-        outside = recording.open_blocks[0].start if recording.open_blocks else 0
-        for number, op in enumerate(operators):
+        self._places: dict[str, int] = {}
+        for place, op in enumerate(recording.program.operators):
             self._made |= dict.fromkeys(op.output_names(), op)
-            self._made |= dict.fromkeys(op.writes)
-            self._outside.update(op.output_names() if number < outside else ())
+            self._made |= dict.fromkeys((*op.writes, *map(self._storage, op.writes)))
+            self._places |= dict.fromkeys(op.output_names(), place)
+
+    def _storage(self, name: str) -> str:
+        return self._recording.program.variables[name].storage
 
     def _maker(self, name: str) -> Operator | None:
         op = self._made.get(name)
-        return op if op is not None and self._made.get(self._recording.program.variables[name].storage) else None
+        return op if op is not None and self._made.get(self._storage(name)) else None
 
     def elements(self, name: str, *, is_joined: bool = False) -> list[Any] | None:
         """The elements; `is_joined`: of a part of what is known to be the sizes of another variable."""
@@ -60,7 +66,7 @@ class _Makers:
             return None
         kind = op.type.rpartition(".")[0]
         if kind in _FILLED:
-            is_counter = name in self._outside and not is_joined
+            is_counter = not is_joined and self._may_be_written(name)
             return None if is_counter else _filled(self._recording, name, op.args[_FILLED[kind]])
         if kind == "aten.cat":
             parts = [self._operand(part, is_joined=True) for part in op.args[0]]  # type: ignore[union-attr]  # a tuple
@@ -79,19 +85,38 @@ class _Makers:
             return self.elements(value.name, is_joined=is_joined)
         return [self._recording.symbols.size(value)]  # type: ignore[arg-type]  # an int or an Expr
 
-    def rooted(self, name: str) -> tuple[str, int]:
-        """The variable that a number follows from by adding constants, and their sum."""
+    def _may_be_written(self, name: str) -> bool:
+        """Whether a loop that is recorded now may give a constant another value; a recurrence notes that it may not."""
+        around = [block for block in self._recording.open_blocks if self._places[name] < block.start]
+        if any(block.repeats for block in around):
+            return True
+        for block in around:
+            block.constants.add(self._storage(name))
+        return False
+
+    def version(self, name: str, place: int) -> tuple[int, int]:
+        """What a variable's value is one of as the operator at `place` reads it: writes before, and loops around."""
+        storage = self._storage(name)
+        before = self._recording.program.operators[:place]
+        writes = sum(storage in map(self._storage, op.writes) for op in before)
+        return writes, sum(
+            block.start <= place for block in self._recording.open_blocks if block.repeats or block.is_step
+        )
+
+    def rooted(self, name: str, place: int | None = None) -> tuple[str, int, int]:
+        """The variable that a number follows from by adding constants, their sum, and where it is read."""
+        place = len(self._recording.program.operators) if place is None else place
         op = self._maker(name)
         kind = "" if op is None else op.type.rpartition(".")[0]
         if op is None or not op.args or not isinstance(op.args[0], Ref):
-            return name, 0
+            return name, 0, place
         if kind in _KEPT:
-            return self.rooted(op.args[0].name)
+            return self.rooted(op.args[0].name, self._places[name])
         added = self._operand(op.args[1], is_joined=False) if kind in ("aten.add", "aten.sub") else None
         if op.kwargs or added is None or len(added) != 1 or not isinstance(added[0], int):
-            return name, 0
-        root, offset = self.rooted(op.args[0].name)
-        return root, offset + (added[0] if kind == "aten.add" else -added[0])
+            return name, 0, place
+        root, offset, place = self.rooted(op.args[0].name, self._places[name])
+        return root, offset + (added[0] if kind == "aten.add" else -added[0]), place
 
 
 def _filled(recording: Recording, name: str, value: Arg) -> list[Any] | None:

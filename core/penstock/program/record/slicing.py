@@ -79,13 +79,15 @@ def _known(recording: Recording, x: Any, bound: Any) -> Any:
 def _gathered(recording: Recording, x: Any, dim: int, bounds: tuple[Any, Any, Any], call: Call) -> Any:
     start, stop, step = bounds
     apart = distance(recording, start.name, stop.name) if _is_variable(start) and _is_variable(stop) else None
-    if apart is None or step not in (None, 1):
+    if apart is None or apart < 0 or step not in (None, 1):
         raise ProgramError(
             f"{user_line()}: {x.name!r} is sliced from {start!r} to {stop!r}, which follow from data, so that only a "
             "run knows how many elements there are. Bounds may follow from sizes (layers.shape(x)[1] - 1), or both "
-            "from one variable (x[:, i : i + 2])",
+            "from one variable (x[:, i : i + 2]), the first the lower one, which nothing writes in between",
             variable=x.name,
         )
+    if not apart:
+        return call(torch.narrow, (x, dim, 0, 0), {})
     first = call(torch.Tensor.reshape, (start, [1]), {})
     rest = [call(torch.Tensor.__add__, (first, more), {}) for more in range(1, apart)]
     positions = call(torch.cat, ([first, *rest],), {}) if rest else first
