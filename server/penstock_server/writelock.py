@@ -1,7 +1,9 @@
-"""The lock of write transactions: one at a time, and requests go before background work.
+"""The lock of write transactions: one at a time, and urgent ones go before all others.
 
-A writer that has waited for `OVERTAKEN_S` goes before every later one, so that a stream of requests delays no other
-writer for long. One event loop; a turn is handed over directly, so none is overtaken by a task that comes just then.
+Urgent are submissions, cancellations and what is wanted of a node; other requests wait in line with reports, passes of
+the scheduler and metrics. A writer that has waited for `OVERTAKEN_S` goes before every later one, so that a stream of
+urgent ones delays no other for long. One event loop; a turn is handed over directly, so none is overtaken by a task
+that comes just then.
 """
 
 from __future__ import annotations

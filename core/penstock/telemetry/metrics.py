@@ -2,7 +2,8 @@
 
 A row stands for its step and the steps since the row before it: LOSS is the loss of exactly its step (NaN if it was not
 fetched), SAMPLES, STEP_NS, SYNC_BYTES and SYNC_NS are *means* over its steps, TIME_NS is the end of its step. So
-SAMPLES / STEP_NS is the throughput and STEP_NS the step time however many steps a row stands for.
+STEP_NS is the step time however many steps a row stands for. SAMPLES / STEP_NS is no throughput: it leaves out what
+lies between steps, which the server's `samples_per_s` counts (docs/protocol.md).
 A row ends at the newest step of an interval whose loss is known; if none is, after `LOSS_WAIT_S`. With an interval
 of 100 ms that is at most 10 rows a second, and one a step for steps slower than that.
 """
