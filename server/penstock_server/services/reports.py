@@ -231,10 +231,10 @@ class Reports:
         """Have pservers stopped that did not end by themselves after their trainers."""
         late = {r.id: r.node_id for r, job in pairs if _lingers(r, job) and self._waited(r) >= self._pserver_grace}
         fresh = {replica_id: node_id for replica_id, node_id in late.items() if replica_id not in self.released}
-        self.released = frozenset(late)
         if fresh:
             async with self._db.write() as tx:
                 tx.effects.nodes.update(node_id for node_id in fresh.values() if node_id is not None)
+        self.released = frozenset(late)  # not before: if the write fails, they are as fresh the next time
 
     def _is_overdue(self, replica: ReplicaRow, job: JobRow) -> bool:
         waited = self._waited(replica)
