@@ -56,7 +56,7 @@ class JobRow(Base):
 
     `attempt`: number of the latest attempt, 0 before the first. A trainer that is started again within an attempt gets
     a new epoch too, so epochs run ahead of attempts. `next_attempt_at`: before this a job that recovers is not placed.
-    `ends_by`: when the attempt has taken the job's `max_duration_s`, in the server's steady time; None without that.
+    `ends_by`: when the attempt has taken the job's `max_duration_s`, by the wall clock; None without that.
     `lost`: telemetry that never came, whole frames ("FRAMES") or rows by kind of frame.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy import select
@@ -48,6 +48,7 @@ class Reports:
         self._grace_s, self._stop_patience_s = grace_s, stop_patience_s
         self._pserver_grace = timedelta(seconds=pserver_grace_s)
         self._stopping_since: dict[str, float] = {}  # on the monotonic clock: when a stop began
+        self._limits: dict[tuple[str, int], float] = {}  # on the monotonic clock: when an attempt has taken too long
         self.released: frozenset[str] = frozenset()
         """Pservers that had their time to end by themselves after their trainers: they are not wanted any more."""
 
@@ -202,22 +203,30 @@ class Reports:
 
     async def stop_long_ones(self) -> None:
         """Stop jobs whose attempt has taken longer than their description allows."""
-        is_long = JobRow.state.in_(_STOPPABLE) & (JobRow.ends_by <= self._clock.steady())
+        statement = select(JobRow.id, JobRow.attempt, JobRow.ends_by)
+        statement = statement.where(JobRow.state.in_(_STOPPABLE), JobRow.ends_by.is_not(None))
         async with self._db.glance() as session:
-            found = (await session.execute(select(JobRow.id).where(is_long))).scalars().all()
-        for job_id in found:
-            await self._stop_long(job_id)
+            found = (await session.execute(statement)).all()
+        self._note_limits({(job_id, attempt): by for job_id, attempt, by in found if by is not None})
+        for (job_id, attempt), limit in self._limits.items():
+            if limit <= self._clock.monotonic():
+                await self._stop_long(job_id, attempt)
 
-    async def _stop_long(self, job_id: str) -> None:
+    async def _stop_long(self, job_id: str, attempt: int) -> None:
         async with self._db.write() as tx:
             job = await locked_job(tx, job_id)
-            if job is None or job.state not in _STOPPABLE:
+            if job is None or job.attempt != attempt or job.state not in _STOPPABLE:
                 return
             job.why = f"its attempt has taken {job.spec['max_duration_s']:g} s, which is max_duration_s"
             now = self._clock.now()
             transition(tx, job, JobState.STOPPING, at=now, reason=StopReason.MAX_DURATION, detail=job.why)
             tx.effects.nodes.update(r.node_id for r in await replicas_of(tx, job) if r.node_id is not None)
             await settle(tx, job, at=now, tail=self._tail, grace_s=self._grace_s)
+
+    def _note_limits(self, ends: Mapping[tuple[str, int], datetime]) -> None:
+        """Note when attempts have taken too long. As for stops, the wall clock is read when one is seen first."""
+        before, now, seen = self._limits, self._clock.now(), self._clock.monotonic()
+        self._limits = {one: before.get(one, seen + (by - now).total_seconds()) for one, by in ends.items()}
 
     def _note_stops(self, pairs: Sequence[tuple[ReplicaRow, JobRow]], now: datetime) -> None:
         """Note when stops began. From then on the wall clock may be set: it is read when a stop is seen first."""

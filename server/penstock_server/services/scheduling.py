@@ -76,7 +76,7 @@ class Scheduling:
             answer = quota or place_job(needs, rooms, stays, job.id, spec.max_duration_s)
             if isinstance(answer, Chosen):
                 stays, rooms = bound(stays, answer, job.id), take(rooms, needs, answer)
-                await _start(tx, job, needs, answer, self._ends_by(spec), now)
+                await _start(tx, job, needs, answer, _ends_by(spec, now), now)
                 order.place(job.project, needs)
                 placed += 1
             else:
@@ -114,10 +114,6 @@ class Scheduling:
         """Say of a job and of all that come after it in its project why they wait."""
         if head is not None:
             await self._explain(tx, now, why, (JobRow.project == head.project) & _not_before(head))
-
-    def _ends_by(self, spec: JobSpec) -> datetime | None:
-        """Return when an attempt that starts now has taken too long: in a time that does not follow the wall clock."""
-        return None if spec.max_duration_s is None else self._clock.steady() + timedelta(seconds=spec.max_duration_s)
 
     def waits(self, project: str, priority: int) -> str | None:
         """Return why a job that is submitted now waits, or None if a pass has to look at it."""
@@ -265,6 +261,11 @@ async def _ports_in_use(session: AsyncSession) -> set[tuple[str, int]]:
     of_active_jobs = ports_of.where(ReplicaRow.job_id.in_(select(JobRow.id).where(JobRow.state.in_(ACTIVE_JOB))))
     found = await session.execute(union_all(live, of_active_jobs))  # two indexes; one OR would be read by none
     return {(host, port) for host, *ports in found for port in ports if port is not None}
+
+
+def _ends_by(spec: JobSpec, now: datetime) -> datetime | None:
+    """Return when an attempt that starts now has taken too long."""
+    return None if spec.max_duration_s is None else now + timedelta(seconds=spec.max_duration_s)
 
 
 async def _start(
