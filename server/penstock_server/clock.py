@@ -1,4 +1,4 @@
-"""The clock that the server reads: wall time for rows, monotonic time for leases, steady time for deadlines in rows.
+"""The clock that the server reads: wall time for rows, monotonic time for leases, steady time for logs.
 
 Lease arithmetic uses this process's monotonic clock only; no wall clock of two hosts is ever compared.
 """
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What time it is, in two senses."""
+    """What time it is, in three senses."""
 
     def now(self) -> datetime:
         """Return the wall time, in UTC."""
@@ -20,14 +20,14 @@ class Clock(Protocol):
         """Return seconds that never go back."""
 
     def steady(self) -> datetime:
-        """Return the wall time of the server's start plus what has passed since, whatever the clock was set to."""
+        """Return a wall time that never goes back: after the clock was set back, it goes on from where it was."""
 
 
 class SystemClock:
     """The clock of this machine."""
 
     def __init__(self) -> None:
-        self._began, self._began_s = self.now(), self.monotonic()
+        self._last, self._last_s = self.now(), self.monotonic()  # in this order, so that the sum is never ahead
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -36,4 +36,6 @@ class SystemClock:
         return time.monotonic()
 
     def steady(self) -> datetime:
-        return self._began + timedelta(seconds=self.monotonic() - self._began_s)
+        now, now_s = self.now(), self.monotonic()
+        self._last, self._last_s = max(now, self._last + timedelta(seconds=now_s - self._last_s)), now_s
+        return self._last

@@ -146,7 +146,7 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     """Return the parts of a server on a migrated database. Its loops do not run yet."""
     jobs_dir = settings.state_dir / "jobs"
     meters, hub, live, agents = Instruments(), Hub(), Live(), Agents()
-    logs = LogStore(jobs_dir, quota_bytes=settings.log_quota_bytes)
+    logs = LogStore(jobs_dir, clock, quota_bytes=settings.log_quota_bytes)
     recorder = Recorder(jobs_dir, segment_bytes=settings.segment_bytes, quota_bytes=settings.segment_quota_bytes)
     tokens = Tokens(database, clock, settings.state_dir)
     grace_s = settings.grace_s

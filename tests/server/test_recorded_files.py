@@ -215,7 +215,7 @@ async def test_reading_many_ended_jobs_closes_none_that_is_recorded(tmp_path: Pa
 @given(st.binary(min_size=1, max_size=80), st.lists(st.tuples(st.integers(0, 80), st.integers(0, 80)), max_size=30))
 def test_log_is_whole_whatever_pieces_come_in_what_order(content: bytes, pieces: list[tuple[int, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        store = LogStore(Path(folder), quota_bytes=1 << 20)
+        store = LogStore(Path(folder), FakeClock(), quota_bytes=1 << 20)
         acknowledged = 0
         for start, length in pieces:
             if start < len(content):
@@ -225,7 +225,7 @@ def test_log_is_whole_whatever_pieces_come_in_what_order(content: bytes, pieces:
 
 
 def test_log_beyond_its_quota_is_cut_visibly_and_acknowledged(tmp_path: Path) -> None:
-    store = LogStore(tmp_path, quota_bytes=10)
+    store = LogStore(tmp_path, FakeClock(), quota_bytes=10)
     assert store.append("j", "r", 0, b"12345678901234").next_offset == 14
     assert store.append("j", "r", 14, b"more").next_offset >= 18
     text = store.read("j", "r", 0, 1000).text
@@ -234,7 +234,7 @@ def test_log_beyond_its_quota_is_cut_visibly_and_acknowledged(tmp_path: Path) ->
 
 
 def test_tail_is_the_last_lines(tmp_path: Path) -> None:
-    store = LogStore(tmp_path, quota_bytes=1 << 20)
+    store = LogStore(tmp_path, FakeClock(), quota_bytes=1 << 20)
     store.append("j", "r", 0, "".join(f"line {i}\n" for i in range(5000)).encode())
     lines = store.tail("j", "r").splitlines()
     assert lines == [f"line {i}" for i in range(4988, 5000)]

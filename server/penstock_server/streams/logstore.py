@@ -7,12 +7,12 @@ says so, and what follows is acknowledged and not kept. Calls are short appends 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from penstock_server.clock import Clock
 from penstock_server.streams.logtimes import LogTimes
 
 log = structlog.get_logger(__name__)
@@ -42,8 +42,8 @@ class Piece:
 class LogStore:
     """The logs of every job, under `root/<job id>/logs/<replica id>.log`."""
 
-    def __init__(self, root: Path, *, quota_bytes: int) -> None:
-        self._root, self._quota, self._times = root, quota_bytes, LogTimes()
+    def __init__(self, root: Path, clock: Clock, *, quota_bytes: int) -> None:
+        self._root, self._clock, self._quota, self._times = root, clock, quota_bytes, LogTimes()
 
     def append(self, job_id: str, replica_id: str, offset: int, content: bytes) -> Appended:
         """Append what is new of `content`, which stands at `offset` of the replica's log."""
@@ -65,7 +65,7 @@ class LogStore:
             written = self.size(job_id, replica_id)
             log.warning("log not stored yet", job=job_id, replica=replica_id, offset=written, error=str(error))
             return Appended(written, grew=written > size)
-        self._times.note(self._times_path(job_id, replica_id), size, time.time_ns() // 1_000_000)
+        self._times.note(self._times_path(job_id, replica_id), size, int(self._clock.steady().timestamp() * 1000))
         return Appended(offset + len(content), grew=True, full=size + len(kept) >= self._quota)
 
     def size(self, job_id: str, replica_id: str) -> int:
