@@ -212,7 +212,10 @@ PS_LEASE_S = seconds("PENSTOCK_PS_LEASE_S", 20.0, "a silent trainer is lost afte
 PS_START_S = seconds("PENSTOCK_PS_START_S", 600.0, "how long processes wait for each other at the start")
 PS_SNAPSHOT_S = seconds("PENSTOCK_PS_SNAPSHOT_S", 60.0, "time between a server's snapshots")
 PS_TRANSPORT = Setting(
-    "PENSTOCK_PS_TRANSPORT", choice("auto", "tcp"), "auto", "auto: shared memory between processes of one host"
+    "PENSTOCK_PS_TRANSPORT",
+    choice("auto", "tcp", "grpc"),
+    "auto",
+    "auto: shared memory between processes of one host; grpc: no connection but to the server's own port",
 )
 PS_SAVE_DIRS: Setting[tuple[Path, ...]] = Setting(
     "PENSTOCK_PS_SAVE_DIRS", PATHS, (), "where trainers may have a server save", PATH, "none"

@@ -11,7 +11,8 @@ from tests.faults.relay import Relay
 from tests.ps.proxy import Proxy
 
 LEASE_S = 6.0
-TCP = {"PENSTOCK_PS_TRANSPORT": "tcp"}
+GRPC = {"PENSTOCK_PS_TRANSPORT": "grpc"}
+"""All goes through the proxy: a channel would go beside it."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -27,7 +28,7 @@ def proxied(job: Callable[..., Job]) -> Iterator[Callable[[str, int], tuple[Job,
         one.server()
         return one, proxies[0], [
             one.trainer(0, "--steps", steps),
-            one.trainer(1, "--steps", steps, "--pace", one.pace(70), at=[proxies[0].endpoint], **TCP),
+            one.trainer(1, "--steps", steps, "--pace", one.pace(70), at=[proxies[0].endpoint], **GRPC),
         ]  # fmt: skip
 
     yield start
@@ -75,7 +76,7 @@ def test_lost_or_repeated_requests_and_answers_change_nothing(
     one.server()
     relay = Relay(one.endpoints[0], seed=5, share=0.15)
     try:
-        trainers = [one.trainer(t, "--steps", briefly_undisturbed.steps, at=[relay.endpoint], **TCP) for t in (0, 1)]
+        trainers = [one.trainer(t, "--steps", briefly_undisturbed.steps, at=[relay.endpoint], **GRPC) for t in (0, 1)]
         one.all_end_well()
     finally:
         relay.close()

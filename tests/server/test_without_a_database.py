@@ -157,4 +157,4 @@ async def test_orders_are_sent_once_the_database_is_back(
         monkeypatch.setattr("penstock_server.pipelines.desired", away_at_first)
         await sqlite_server.submit()
         assert len(await agent.desired(1)) == 1
-    assert len(asked) == 2
+    assert len(asked) >= 2, "the agent got its orders by a question after the one that failed"

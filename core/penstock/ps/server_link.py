@@ -67,7 +67,7 @@ def address_of(endpoint: str, settings: TrainerSettings) -> Address:
     """Return how to reach a server. Raises OSError for a certificate that cannot be read."""
     ca = None if settings.tls is None else settings.tls.ca
     tls = None if ca is None else Tls(root=ca.read_bytes())
-    return Address(endpoint, settings.job, settings.token, tls, local=settings.shared_memory)
+    return Address(endpoint, settings.job, settings.token, tls, settings.shared_memory, settings.channels)
 
 
 class ServerLink:

@@ -163,7 +163,8 @@ def handover_path(endpoint: str) -> Path:
 class TrainerSettings:
     """One trainer of a job. Its rank, and where the servers are, stands in its program.
 
-    `shared_memory`: whether servers of the same host are reached through it.
+    `shared_memory`: whether servers of the same host are reached through it. `channels`: whether a step may go over a
+    connection of its own, to another port of the server, where it is not gRPC's.
     """
 
     job: str = "local"
@@ -174,16 +175,18 @@ class TrainerSettings:
     deadline_s: float = 30.0
     tls: TlsFiles | None = None
     shared_memory: bool = True
+    channels: bool = True
 
     @staticmethod
     def from_environ(environ: Mapping[str, str] | None = None) -> TrainerSettings:
         """Read the environment. Raises SpecError naming the variable."""
-        files = TlsFiles.from_environ(environ)
+        files, transport = TlsFiles.from_environ(environ), PS_TRANSPORT.read(environ)
         return TrainerSettings(
             start_s=PS_START_S.read(environ),
             deadline_s=PS_DEADLINE_S.read(environ),
             tls=files if files.ca is not None else None,
-            shared_memory=PS_TRANSPORT.read(environ) == "auto",
+            shared_memory=transport == "auto",
+            channels=transport != "grpc",
             **_of_job(environ),
         )
 

@@ -188,13 +188,14 @@ Client = LocalClient | TcpClient
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """How to reach a server. `local`: whether shared memory may be used at all."""
+    """How to reach a server. `local`: whether shared memory may be used at all; `channels`: and another port."""
 
     endpoint: str
     job: str
     token: str = field(repr=False)
     tls: Tls | None = None
     local: bool = True
+    channels: bool = True
 
 
 class Route:
@@ -235,7 +236,8 @@ class Route:
     def open_channel(self, message: Message, *, deadline_s: float) -> tuple[int, list[str]]:
         """Return a connection that is a channel, and the server's blocks; see `LocalClient.open_channel`.
 
-        Raises Unavailable, PeerError; PeerError too with TLS, or where the server's port for it cannot be reached.
+        Raises Unavailable, PeerError; PeerError too with TLS, without `channels`, or where the server's port for it
+        cannot be reached.
         """
         client, to = self._client, self.address
         if client is None:
@@ -244,6 +246,8 @@ class Route:
             return client.open_channel(message, deadline_s=deadline_s)
         if to.tls is not None:
             raise PeerError("a connection with TLS is gRPC's")
+        if not to.channels:
+            raise PeerError("PENSTOCK_PS_TRANSPORT is grpc")
         deadline = time.monotonic() + deadline_s
         with client.call(Message("port", {}), deadline_s=deadline_s) as answer:
             port = int(answer.fields["port"]) if answer.kind == "listens" else 0
