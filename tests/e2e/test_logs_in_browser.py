@@ -48,6 +48,16 @@ def test_an_expression_finds_lines_and_a_wrong_one_says_so(open_page: Open, feed
     expect(page.get_by_test_id("log-line")).to_have_count(6)
 
 
+def test_an_expression_without_end_is_stopped_and_the_page_goes_on(open_page: Open, feed: Feed) -> None:
+    trainers, page = two_that_talk(open_page, feed)
+    trainers[0].log("a" * 60 + "!\n")
+    page.get_by_test_id("log-expression").click()
+    page.get_by_label("Find in the log").fill("(a+)+$")
+    expect(page.get_by_role("alert")).to_have_text("the expression takes too long; make it simpler", timeout=30_000)
+    page.get_by_label("Find in the log").fill("a+!")
+    expect(page.get_by_test_id("log-count")).to_have_text("1 of 7 lines")
+
+
 def test_colours_are_shown_and_the_file_has_none(open_page: Open, feed: Feed, tmp_path: Path) -> None:
     trainers, page = two_that_talk(open_page, feed)
     trainers[0].log("\x1b[31mno rows\x1b[0m in part 3\n")

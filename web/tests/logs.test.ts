@@ -1,8 +1,8 @@
 /** Logs as a terminal and a reader want them: colours, times, all processes by time, what is found. */
-import { describe, expect, test } from "vitest";
+import { describe, expect, test, vi } from "vitest";
 import { codesAfter, plain, runsOf } from "../src/store/ansi";
-import { patternOf } from "../src/store/find";
-import { Listing, SEARCH_MS, Search, TOO_LONG } from "../src/store/lines";
+import { patternOf, type Span } from "../src/store/find";
+import { Listing, Search } from "../src/store/lines";
 import { MAX_LINES, merged, ReplicaLog } from "../src/store/logs";
 
 const ESC = "\u001b";
@@ -128,13 +128,15 @@ describe("what is found", () => {
   });
 });
 
-describe("lines that are shown", () => {
-  const logOf = (...texts: string[]) => {
-    const log = new ReplicaLog();
-    log.append(0, texts.map((text) => `${text}\n`).join(""), [[0, 10]]);
-    return log;
-  };
+const logOf = (...texts: string[]) => {
+  const log = new ReplicaLog();
+  log.append(0, texts.map((text) => `${text}\n`).join(""), [[0, 10]]);
+  return log;
+};
 
+const rank = (line: string): Span => (line.startsWith("rank") ? [0, 4] : null);
+
+describe("lines that are shown", () => {
   test("are counted over all logs, also those that are not listed", () => {
     const many = Array.from({ length: MAX_LINES - 1 }, (_, i) => `line ${i}`);
     const logs = new Map([
@@ -153,9 +155,9 @@ describe("lines that are shown", () => {
     const logs = new Map([["a", log]]);
     const listing = new Listing();
     const searched: string[] = [];
-    const search = new Search((line) => {
-      searched.push(line);
-      return line.startsWith("rank") ? [0, 4] : null;
+    const search = new Search((lines) => {
+      searched.push(...lines);
+      return lines.map(rank);
     });
     const texts = () => search.among(listing.of(null, logs).lines).map(({ log, line }) => log.lines[line]);
     expect([texts(), texts()]).toEqual([["rank 1"], ["rank 1"]]);
@@ -165,33 +167,55 @@ describe("lines that are shown", () => {
     expect(texts()).toEqual(["rank 1"]);
     log.append(log.next, "nk 2\nend\n");
     expect(texts()).toEqual(["rank 1", "rank 2"]);
-    expect(searched.slice(2)).toEqual(["other", "ra", "rank 2", "end"]);
+    expect(searched.slice(2)).toEqual(["ra", "rank 2", "end"]);
   });
 
   test("are found although older ones were dropped", () => {
     const log = logOf("rank 1", "other", "rank 2");
     const logs = new Map([["a", log]]);
     const listing = new Listing();
-    const search = new Search((line) => (line.startsWith("rank") ? [0, 4] : null));
+    const search = new Search((lines) => lines.map(rank));
     const numbers = () => search.among(listing.of("a", logs).lines).map(({ line }) => line);
     expect(numbers()).toEqual([0, 2]);
     log.append(log.next, "more\n".repeat(MAX_LINES - 2)); // the first line is dropped
     expect([log.dropped, numbers()]).toEqual([1, [1]]);
   });
+});
 
-  test("are none where the expression takes too long, which is said once for all", () => {
-    let [ms, lines] = [0, 0];
-    const slow = (): null => {
-      ms += 20;
-      lines += 1;
-      return null;
+describe("lines that a worker searches", () => {
+  test("come later, also those that arrive or are dropped while it searches", async () => {
+    const log = logOf("rank 0", "rank 1", "other");
+    const logs = new Map([["a", log]]);
+    const listing = new Listing();
+    const waiting: (() => void)[] = [];
+    const search = new Search((lines) => new Promise((resolve) => waiting.push(() => resolve(lines.map(rank)))));
+    const texts = () => search.among(listing.of("a", logs).lines).map(({ log, line }) => log.lines[line]);
+    const answered = async () => {
+      const changed = new Promise<void>((resolve) => {
+        const before = search.version.value;
+        search.version.subscribe((now) => now > before && resolve());
+      });
+      waiting.shift()?.();
+      await changed;
     };
-    const search = new Search(slow, () => ms);
-    const logs = new Map([["a", logOf(...Array.from({ length: 1000 }, (_, i) => `${i}`))]]);
-    expect([search.among(new Listing().of(null, logs).lines), search.error]).toEqual([[], TOO_LONG]);
-    expect(ms).toBeLessThan(2 * SEARCH_MS);
-    const before = lines;
-    search.among(new Listing().of(null, logs).lines);
-    expect(lines).toBe(before);
+    expect(texts()).toEqual([]);
+    log.append(log.next, `${"more\n".repeat(MAX_LINES - 3)}rank 2\n`); // the first line is dropped
+    expect([texts(), waiting.length, log.dropped]).toEqual([[], 1, 1]);
+    await answered();
+    expect(texts()).toEqual(["rank 1"]);
+    await answered();
+    expect([texts(), waiting.length]).toEqual([["rank 1", "rank 2"], 0]);
+  });
+
+  test("are none after a search that failed, which is not repeated", async () => {
+    let asked = 0;
+    const search = new Search(() => {
+      asked += 1;
+      return Promise.reject(new Error("takes too long"));
+    });
+    const all = new Listing().of(null, new Map([["a", logOf("x")]])).lines;
+    expect(search.among(all)).toEqual([]);
+    await vi.waitFor(() => expect(search.error).toBe("takes too long"));
+    expect([search.among(all), asked]).toEqual([[], 1]);
   });
 });

@@ -1,6 +1,8 @@
 /** What to find in lines: a text whatever its case, or a regular expression. Pure. */
 
-export type Pattern = (line: string) => readonly [number, number] | null;
+/** Begin and end within a line; null: the line does not have it. */
+export type Span = readonly [number, number] | null;
+export type Pattern = (line: string) => Span;
 
 /** Where a line has it first (begin, end). Null: there is nothing to find; a text: why the expression is none. */
 export function patternOf(text: string, how: "text" | "expression"): Pattern | string | null {

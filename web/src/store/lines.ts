@@ -1,5 +1,6 @@
 /** Lines that are shown, from one render to the next: merged again only after a log grew, searched only where new. */
-import type { Pattern } from "./find";
+import { signal } from "@preact/signals";
+import type { Span } from "./find";
 import { type LineOf, merged, type ReplicaLog } from "./logs";
 
 export interface Listed {
@@ -24,55 +25,83 @@ export class Listing {
   }
 }
 
-/** Of the expression's work on one set of lines; far more than 50 000 lines need. */
-export const SEARCH_MS = 250;
-export const TOO_LONG = "the expression takes too long; make it simpler";
+/** Spans of texts, null where there is none; a promise where they are looked for in a worker. */
+export type Ask = (texts: readonly string[]) => readonly Span[] | Promise<readonly Span[]>;
 
-/** What a pattern finds. Each line is searched once, the last of a log again: it may be open. */
+/** What is found in lines. A line is searched once, and again if it has changed since: it was open. */
 export class Search {
-  /** Set for good once a search took too long. A line that alone takes longer is waited for. */
+  /** Changes when spans have come from the worker. */
+  readonly version = signal(0);
+  /** Set for good: nothing is searched after it. */
   error: string | null = null;
-  readonly #seen = new WeakMap<ReplicaLog, { dropped: number; readonly found: (boolean | undefined)[] }>();
+  readonly #known = new WeakMap<ReplicaLog, { dropped: number; readonly spans: (Known | undefined)[] }>();
+  #isWaiting = false;
   #of: readonly LineOf[] | null = null;
   #found: readonly LineOf[] = [];
 
   constructor(
-    readonly pattern: Pattern,
-    private readonly now: () => number = () => performance.now(),
+    private readonly ask: Ask,
+    /** Ends the worker. */
+    readonly end: () => void = () => undefined,
   ) {}
 
-  /** Those of the lines that have the pattern; none after an error. */
+  /** Those of the lines of which it is known that they have it; none after an error. */
   among(lines: readonly LineOf[]): readonly LineOf[] {
     if (this.error !== null) return [];
     if (lines === this.#of) return this.#found;
-    const found: LineOf[] = [];
-    const begin = this.now();
-    for (const at of lines) {
-      if (this.#has(at)) found.push(at);
-      if (this.now() - begin > SEARCH_MS) {
-        this.error = TOO_LONG;
-        return [];
-      }
+    const unknown = lines.filter((at) => this.#spanOf(at) === undefined);
+    if (unknown.length > 0 && !this.#isWaiting) this.#look(unknown);
+    this.#found = lines.filter((at) => this.span(at) !== null);
+    this.#of = this.#isWaiting ? null : lines;
+    return this.#found;
+  }
+
+  /** Where a line has it. */
+  span(at: LineOf): Span {
+    return this.#spanOf(at) ?? null;
+  }
+
+  #look(lines: readonly LineOf[]): void {
+    const asked = lines.map(({ log, line }) => ({ log, number: log.dropped + line, text: log.lines[line] ?? "" }));
+    const take = (spans: readonly Span[]) => {
+      asked.forEach(({ log, number, text }, index) => {
+        // It may have been dropped while the worker searched.
+        const spansOf = this.#spansOf(log);
+        if (number >= log.dropped) spansOf[number - log.dropped] = { text, span: spans[index] ?? null };
+      });
+    };
+    const answer = this.ask(asked.map(({ text }) => text));
+    if (!(answer instanceof Promise)) {
+      take(answer);
+      return;
     }
-    [this.#of, this.#found] = [lines, found];
-    return found;
+    this.#isWaiting = true;
+    void answer
+      .then(take, (error: Error) => {
+        this.error = error.message;
+      })
+      .then(() => {
+        this.#isWaiting = false;
+        this.version.value += 1;
+      });
   }
 
-  #has({ log, line }: LineOf): boolean {
-    const found = this.#seenOf(log);
-    const known = found[line];
-    if (known !== undefined) return known;
-    const has = this.pattern(log.lines[line] ?? "") !== null;
-    if (line < log.lines.length - 1) found[line] = has;
-    return has;
+  /** Undefined: not searched yet. */
+  #spanOf({ log, line }: LineOf): Span | undefined {
+    const known = this.#spansOf(log)[line];
+    return known !== undefined && known.text === log.lines[line] ? known.span : undefined;
   }
 
-  #seenOf(log: ReplicaLog): (boolean | undefined)[] {
-    const seen = this.#seen.get(log) ?? { dropped: log.dropped, found: [] };
-    this.#seen.set(log, seen);
-    seen.found.splice(0, log.dropped - seen.dropped);
-
-    seen.dropped = log.dropped;
-    return seen.found;
+  #spansOf(log: ReplicaLog): (Known | undefined)[] {
+    const known = this.#known.get(log) ?? { dropped: log.dropped, spans: [] };
+    this.#known.set(log, known);
+    if (log.dropped > known.dropped) known.spans.splice(0, log.dropped - known.dropped);
+    known.dropped = log.dropped;
+    return known.spans;
   }
+}
+
+interface Known {
+  readonly text: string;
+  readonly span: Span;
 }

@@ -1,7 +1,7 @@
 /** Lines of logs in the order that they are shown in, one row of them, and the text of their file. */
 import { clockMs } from "../format";
 import { plain } from "../store/ansi";
-import type { Pattern } from "../store/find";
+import type { Span } from "../store/find";
 import type { LineOf, ReplicaLog } from "../store/logs";
 import type { Replica } from "../types";
 
@@ -26,12 +26,12 @@ interface RowProps {
   readonly index: number;
   readonly at: LineOf;
   readonly isAt: boolean;
-  readonly pattern: Pattern | null;
+  readonly found: Span;
   /** The process's name and its colour; null where all lines are of one. */
   readonly who: { readonly name: string; readonly tone: number } | null;
 }
 
-export function LogRow({ index, at, isAt, pattern, who }: RowProps) {
+export function LogRow({ index, at, isAt, found, who }: RowProps) {
   const { log, line } = at;
   const time = log.times[line] ?? 0;
   return (
@@ -51,14 +51,13 @@ export function LogRow({ index, at, isAt, pattern, who }: RowProps) {
           <span class={`who who-${who.tone}`}>{who.name}</span>
         </>
       )}
-      <Coloured log={log} line={line} pattern={pattern} />
+      <Coloured log={log} line={line} found={found} />
     </div>
   );
 }
 
 /** The line's colours; what was found is marked across them. */
-function Coloured({ log, line, pattern }: { log: ReplicaLog; line: number; pattern: Pattern | null }) {
-  const found = pattern?.(log.lines[line] ?? "") ?? null;
+function Coloured({ log, line, found }: { log: ReplicaLog; line: number; found: Span }) {
   let at = 0;
   return (
     <>

@@ -2,14 +2,14 @@
  * The logs of a job: of all processes by time, or of one; follows the end until the reader scrolls away, finds text or
  * a regular expression, hands out a file. Retains 50 000 lines a process.
  */
-import { useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { ApiError, api } from "../api";
 import { bytes, integer, plural } from "../format";
 import { Empty } from "../parts/basics";
 import { download } from "../parts/download";
 import { VirtualRows } from "../parts/rows";
 import { setQuery, url } from "../router";
-import { type Pattern, patternOf } from "../store/find";
+import { searchFor, type Wanted } from "../store/findremote";
 import type { JobStore } from "../store/job";
 import { type Listed, Listing, Search } from "../store/lines";
 import type { LineOf, ReplicaLog } from "../store/logs";
@@ -29,17 +29,6 @@ function shownReplica(job: Job | null, logs: ReadonlyMap<string, ReplicaLog>): R
   return talking.length > 1 ? null : (talking[0] ?? replicas[0] ?? null);
 }
 
-interface Wanted {
-  readonly text: string;
-  readonly how: "text" | "expression";
-}
-
-/** Null: there is nothing to find; a text: why the expression is none. */
-function searchFor({ text, how }: Wanted): Search | string | null {
-  const pattern = patternOf(text, how);
-  return typeof pattern === "function" ? new Search(pattern) : pattern;
-}
-
 export function LogsView({ store }: { store: JobStore }) {
   store.logsVersion.value;
   const [wanted, setWanted] = useState<Wanted>({ text: "", how: "text" });
@@ -50,10 +39,12 @@ export function LogsView({ store }: { store: JobStore }) {
   const replica = shownReplica(job, logs);
   const listing = useMemo(() => new Listing(), [store]);
   const search = useMemo(() => searchFor(wanted), [store, wanted]);
+  useEffect(() => (search instanceof Search ? search.end : undefined), [search]);
+  if (search instanceof Search) search.version.value;
   const listed = listing.of(replica?.id ?? null, logs);
   const lines = search instanceof Search ? search.among(listed.lines) : listed.lines;
   const failure = search instanceof Search ? search.error : search;
-  const finds = search instanceof Search ? search.pattern : null;
+  const finds = search instanceof Search ? search : null;
   return (
     <section class="panel" aria-labelledby="logs-title">
       <div class="panel-title">
@@ -95,7 +86,7 @@ export function LogsView({ store }: { store: JobStore }) {
           onFollow={setFollow}
           label="Log lines"
           testid="log"
-          row={(index) => rowOf(index, lines[index], { job, replica, line, pattern: finds })}
+          row={(index) => rowOf(index, lines[index], { job, replica, line, search: finds })}
         />
       )}
     </section>
@@ -106,16 +97,16 @@ interface Shown {
   readonly job: Job | null;
   readonly replica: Replica | null;
   readonly line: number;
-  readonly pattern: Pattern | null;
+  readonly search: Search | null;
 }
 
-function rowOf(index: number, at: LineOf | undefined, { job, replica, line, pattern }: Shown) {
+function rowOf(index: number, at: LineOf | undefined, { job, replica, line, search }: Shown) {
   if (at === undefined) return null;
   const place = job?.replicas.findIndex((one) => one.id === at.replicaId) ?? -1;
   const of = job?.replicas[place];
   const who = replica === null && of !== undefined ? { name: nameOf(of), tone: place % TONES } : null;
   const isAt = replica !== null && at.line === line;
-  return <LogRow key={index} index={index} at={at} isAt={isAt} pattern={pattern} who={who} />;
+  return <LogRow key={index} index={index} at={at} isAt={isAt} found={search?.span(at) ?? null} who={who} />;
 }
 
 function Find(props: { wanted: Wanted; change: (to: Wanted) => void; isWrong: boolean }) {
