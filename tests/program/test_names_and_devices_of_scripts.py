@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pytest
+import torch
 
 import penstock as fluid
 from penstock.errors import ArgumentError
@@ -23,6 +24,19 @@ def test_cosines_have_the_names_of_fluid() -> None:
     fetches = ["cos_sim_0.tmp_0", "cos_sim_1.tmp_0"]
     found = fluid.Executor().run(main, dict(zip("xy", values, strict=True)), fetches)
     assert [one.tolist() for one in found] == [[[0.0]], [[1.0]]]
+
+
+def test_cosines_of_tensors_and_under_names_that_begin_anew() -> None:
+    one = torch.tensor([[1.0, 0.0]])
+    assert fluid.layers.cos_sim(one, one).tolist() == [[1.0]]
+    main = fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        x = fluid.layers.data("x", [3])
+        made = []
+        for _ in range(2):
+            with fluid.unique_name.guard():
+                made.append(fluid.layers.cos_sim(x, x).name)
+    assert made == ["cos_sim_0.tmp_0", "cos_sim_1.tmp_0"]
 
 
 def test_a_device_that_is_asked_for_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,12 +9,14 @@ import torch
 
 from penstock.errors import ProgramError
 from penstock.program.layers.activations import activate
+from penstock.program.program import Program
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.declared import written
 from penstock.program.record.ragged import join_sizes
 from penstock.program.record.renaming import rename_recorded
 from penstock.program.record.source import user_line
 from penstock.program.record.unsized import Unsized
+from penstock.program.record.variable import Variable
 
 
 def _elementwise(kind: str, function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -148,9 +150,16 @@ def cos_sim(X: Any, Y: Any) -> Any:
     with name_scope(prefix):
         lengths = (X * X).sum(1, keepdim=True).sqrt() * (Y * Y).sum(1, keepdim=True).sqrt()
         made = (X * Y).sum(1, keepdim=True) / lengths
-        if not isinstance(made, Unsized):
-            rename_recorded(made._recording, made.fake, f"{prefix}.tmp_0")
+        if isinstance(made, Variable) and not isinstance(made, Unsized):
+            rename_recorded(made._recording, made.fake, _free_result(made._recording.program, prefix))
         return made
+
+
+def _free_result(program: Program, prefix: str) -> str:
+    """`cos_sim_0.tmp_0`, or the next one that is free: `unique_name.guard` counts anew."""
+    while f"{prefix}.tmp_0" in program.variables:
+        prefix = program.unique("cos_sim")
+    return f"{prefix}.tmp_0"
 
 
 Dims = int | Sequence[int] | None
