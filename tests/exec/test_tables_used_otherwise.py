@@ -81,3 +81,28 @@ def test_a_table_with_unused_lookups_is_trained_by_the_rest() -> None:
 def test_a_distributed_table_is_looked_up_and_nothing_else() -> None:
     with pytest.raises(ProgramError, match=r"'table' .* is distributed, but it is used in other operations"):
         tied(fluid.optimizer.SGD(0.1), "float32", is_distributed=True)
+
+
+@pytest.mark.parametrize("with_rest", [True, False])
+def test_gradients_of_a_table_have_those_of_its_lookups(with_rest: bool) -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        ids = L.data("ids", [3], dtype="int64")
+        rows = L.embedding(ids, [NUM_WORDS, WIDTH], True, False, 0, "table", "float64")
+        table = main.global_block().var("table")
+        loss = L.reduce_sum(rows * rows) + (L.reduce_sum(table * table) if with_rest else 0.0)
+        (gradient,) = fluid.gradients(loss, table)
+    exe, scope = fluid.Executor(), fluid.Scope()
+    exe.run(startup, scope=scope)
+    before = np.array(scope.find_var("table"))
+    found = exe.run(main, {"ids": np.array([[2, 0, 2], [4, 0, 2]])}, [gradient], scope=scope)[0]
+    times = np.array([0, 0, 3, 0, 1, 0, 0])[:, None] + with_rest  # row 0 is padding
+    np.testing.assert_allclose(found, 2 * times * before, rtol=1e-12)
+
+
+def test_gradients_of_a_distributed_table_are_refused() -> None:
+    main = fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        rows = L.embedding(L.data("ids", [3], dtype="int64"), [NUM_WORDS, WIDTH], True, True, None, "table")
+        with pytest.raises(ProgramError, match="'table', which is distributed"):
+            fluid.gradients(L.reduce_sum(rows), main.global_block().var("table"))

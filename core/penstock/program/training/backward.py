@@ -287,9 +287,7 @@ def _name_gradients(
     for look, grad in zip(lookups, grads[len(dense) :], strict=True):
         if grad is not None:
             with name_scope(look.module):
-                if look.padding >= 0:
-                    grad = grad.masked_fill((look.ids == look.padding).unsqueeze(-1), 0.0)
-                rows.setdefault(look.table, []).append((look.ids.reshape(-1), grad.reshape(-1, grad.shape[-1])))
+                rows.setdefault(look.table, []).append(_rows(look, grad))
     for table in whole:
         rows.setdefault(table, [])  # of lookups that the loss does not use
     for table, parts in rows.items():
@@ -400,15 +398,56 @@ def gradients(
         seeds = [torch.ones_like(v.fake) if w is None else w.fake for v, w in zip(sums, weights, strict=True)]
         open_sources = [v for v in sources if v.name not in wanted]
         leaves: list[torch.Tensor] = [v.fake for v in open_sources]
+        lookups = _lookups_of(recording, {v.name for v in open_sources})
+        leaves += [look.leaf for look in lookups]
         results: list[torch.Tensor] = [v.fake for v in sums]
         refuse_lost_gradients(recording, results, leaves)
         with overwritten_values_named(", ".join(repr(v.name) for v in sums)):
-            found = iter(torch_gradients(results, seeds, leaves, create_graph=True) if leaves else ())
-        made = [None if v.name in wanted else next(found) for v in sources]
+            found = torch_gradients(results, seeds, leaves, create_graph=True) if leaves else ()
+        split = len(open_sources)
+        whole = _with_lookups(open_sources, list(found[:split]), lookups, found[split:])
+        own = iter(whole)
+        made = [None if v.name in wanted else next(own) for v in sources]
         return [None if grad is None else recording.handle(grad) for grad in made]
 
 
 calc_gradient = gradients
+
+
+def _lookups_of(recording: Recording, tables: Collection[str]) -> list[Any]:
+    """The sparse lookups of tables. Raises ProgramError for a table whose rows servers alone have."""
+    found = [look for look in recording.lookups if look.table in tables]
+    for look in found:
+        if recording.program.variables[look.table].distributed:
+            raise ProgramError(
+                f"{user_line()}: gradients of table {look.table!r}, which is distributed: its rows are on servers. Use "
+                "is_distributed=False for it, or append_backward",
+                variable=look.table,
+            )
+    return found
+
+
+def _with_lookups(
+    sources: Sequence[Variable], whole: list[torch.Tensor | None], lookups: Sequence[Any],
+    rows: Sequence[torch.Tensor | None],
+) -> list[torch.Tensor | None]:  # fmt: skip
+    """The gradients of sources, with what sparse lookups of them give to rows."""
+    for look, grad in zip(lookups, rows, strict=True):
+        for at, source in enumerate(sources):
+            if grad is not None and source.name == look.table:
+                with name_scope(look.module):
+                    before = whole[at]
+                    total = torch.zeros_like(source.fake) if before is None else before
+                    ids, values = _rows(look, grad)
+                    whole[at] = total.index_add(0, ids, values)
+    return whole
+
+
+def _rows(look: Any, grad: torch.Tensor) -> Rows:
+    """Ids [n] and gradients [n, d] of a lookup, 0 for the row that is never trained."""
+    if look.padding >= 0:
+        grad = grad.masked_fill((look.ids == look.padding).unsqueeze(-1), 0.0)
+    return look.ids.reshape(-1), grad.reshape(-1, grad.shape[-1])
 
 
 def _listed(value: Any) -> list[Any]:
