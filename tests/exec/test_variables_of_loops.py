@@ -105,3 +105,17 @@ def test_dtypes_and_ranks_of_a_loop_do_not_change() -> None:
                 lambda i, x, change=change: [i + 1, change(x)],
                 [number(0), L.data("x", [2], dtype="float64")],
             )
+
+
+def test_the_body_of_a_growing_loop_reads_declared_sizes() -> None:
+    layers, main = fluid.layers, fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        y = layers.data("y", [4, 6], append_batch_size=False)
+        grown, step = layers.fill_constant([1, 6], "float32", 0.0), layers.fill_constant([1], "int64", 0)
+        end = layers.fill_constant([1], "int64", 3)
+        _, made = layers.while_loop(
+            lambda i, g: layers.less_than(i, end), lambda i, g: [i + 1, layers.concat([g, y[:1]], 0)], [step, grown]
+        )
+    fed = np.arange(24, dtype="float32").reshape(4, 6)
+    found = fluid.Executor().run(main, {"y": fed}, [made])[0]
+    np.testing.assert_array_equal(found, np.concatenate([np.zeros((1, 6)), *[fed[:1]] * 3]))

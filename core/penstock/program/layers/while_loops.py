@@ -16,6 +16,7 @@ from penstock.program.layers.arrays import array_read, array_write
 from penstock.program.layers.control_flow import While, expect_condition, expect_name
 from penstock.program.layers.tensor import assign, fill_constant
 from penstock.program.record.context import default_main_program
+from penstock.program.record.declared_sizes import fix_all
 from penstock.program.record.opening import recording_of
 from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.source import user_line
@@ -50,6 +51,7 @@ def while_loop(
         raise ProgramError(f"{user_line()}: while_loop needs variables to carry, got {loop_vars!r}")
     main, open_sizes = default_main_program(), dict[int, frozenset[int]]()
     leaves, nest = tree_flatten(list(loop_vars))
+    fix_all(recording_of(main))  # once, so that a body that is called again has the same sizes
     while True:
         try:
             with undone_on_failure(recording_of(main), renames=True):
