@@ -162,3 +162,25 @@ def test_name_scopes_of_one_name_are_numbered_in_their_program() -> None:
     assert paths() == ["/s1/", "/s1/s2/", "/s1/s2_1/", "/s1_1/"]
     with fluid.program_guard(fluid.Program()):
         assert paths() == ["/s1/", "/s1/s2/", "/s1/s2_1/", "/s1_1/"]
+
+
+def test_name_scopes_are_counted_on_in_a_clone_and_taken_back_with_a_branch() -> None:
+    def fail() -> None:
+        with fluid.name_scope("s1"):
+            raise ValueError("on purpose")
+
+    main = fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        x = fluid.layers.data("x", [1])
+        with fluid.name_scope("s1"):
+            x = x + 1
+        counted = dict(main.num_scopes)
+        some = fluid.layers.reduce_sum(x) > 0.0
+        with pytest.raises(ValueError, match="on purpose"):
+            fluid.layers.cond(some, fail, fail)
+        assert main.num_scopes == counted
+    copy = main.clone()
+    with fluid.program_guard(copy, fluid.Program()), fluid.name_scope("s1"):
+        y = x * 2
+    assert [op.attr("op_namescope") for op in copy.global_block().ops if y.name in op.output_arg_names] == ["/s1_1/"]
+    assert main.num_scopes == counted

@@ -293,6 +293,7 @@ class Program(Structure):
         """
         structure = for_test_structure(self) if for_test else copy_structure(self)
         copy = Program(**vars(structure), captured=dict(self.captured), _names=dict(self._names))
+        copy.num_scopes = dict(self.num_scopes)
         copy.memory_mark, copy.reader = self.memory_mark, self.reader
         if self.recording is not None:
             copy.recording = self.recording.for_clone(copy)

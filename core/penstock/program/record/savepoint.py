@@ -49,9 +49,9 @@ def undone_on_failure(recording: Recording, *, renames: bool = False) -> Iterato
 def _containers(recording: Recording, startup: Program, *, names: bool) -> tuple[list[dict[Any, Any]], list[list[Any]]]:
     main = recording.program
     own, lookups = recording.state()
-    counters = [main._names, startup._names] if names else []
+    counters: list[dict[Any, Any]] = [main._names, startup._names, main.num_scopes, startup.num_scopes]
     return (
-        [main.variables, main.captured, startup.variables, startup.captured, *own, *counters],
+        [main.variables, main.captured, startup.variables, startup.captured, *own, *(counters if names else ())],
         [main.operators, startup.operators, lookups],
     )
 
