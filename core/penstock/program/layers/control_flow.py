@@ -1,9 +1,9 @@
 """Control flow: branches and loops over variables, as operators that run blocks.
 
 `cond`, `case`, `switch_case` and `Switch` choose a block by a bool, `While` and `while_loop` (of while_loops.py) repeat
-one. What a block
-reads from outside it reads by name; what it writes there (`assign(x, output)`, `increment`, `less_than(cond=)`) is
-written after it, if the block was run. Each is one operator of the Program and one handle of its graph.
+one. What a block reads from outside it reads by name; what it writes there (`assign(x, output)`, `increment`,
+`less_than(cond=)`) is written after it, if the block was run. Each is one operator of the Program and one handle of its
+graph.
 Source: python/paddle/fluid/layers/control_flow.py (Fluid 1.8).
 """
 

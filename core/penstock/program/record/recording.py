@@ -63,8 +63,8 @@ class Recording:
 
     handle_type: Callable[[Recording, str, torch.Tensor], Any]
     fix_sizes: Callable[[Recording, Collection[str]], None]
-    copy_view: Callable[[Recording, str], None]
     """Take symbols for the numbers that a script has declared; declared_sizes.py puts itself here."""
+    copy_view: Callable[[Recording, str], None]
 
     def __init__(self, program: Program) -> None:
         self.program = program
