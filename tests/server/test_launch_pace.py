@@ -1,8 +1,9 @@
-"""Pilots that end before they join are launched again after growing pauses, not every few seconds."""
+"""Pilots that end before they join are launched again after growing pauses, those that had joined without one."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Collection
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.server.harness import Server
 
 from penstock.backoff import Backoff
 from penstock.client import Client
+from penstock.cluster.gangs import load
 from penstock.cluster.keeper import Keeper, Settings
 from penstock.cluster.pace import FIRST_S, LONGEST_S, Pace
 from penstock.cluster.provisioner import Phase, Pilot, Request, Shape
@@ -79,3 +81,70 @@ async def test_job_whose_pilots_fail_is_not_given_one_each_step(sqlite_server: S
     counts = await asyncio.to_thread(keep)
     assert counts[0] == 1
     assert counts[-1] == 4  # at about 0, 25, 70 and 155 s
+
+
+class Scripted(Doomed):
+    """A scheduler whose pilots end as soon as they are launched, but for those of the gangs in `running`."""
+
+    def __init__(self, *running: str) -> None:
+        super().__init__()
+        self.running = set(running)
+
+    def poll(self, handle: str) -> tuple[Pilot, ...]:
+        name = handle.rpartition(".")[0]
+        return (Pilot(f"{name}-0", Phase.RUNNING, "on node1"),) if name in self.running else super().poll(handle)
+
+
+@pytest.mark.anyio
+async def test_pause_holds_while_another_pilot_is_healthy(sqlite_server: Server, tmp_path: Path) -> None:
+    now, engine = [0.0], Scripted("c-0")
+    settings = Settings("c", sqlite_server.url, tmp_path, Limits(Shape(1, 8 << 30), most=4), 600.0)
+    long = await sqlite_server.submit(name="long")
+    with Client(sqlite_server.url, token=sqlite_server.admin) as client:
+        keeper = Keeper(client, engine, settings, clock=lambda: now[0], pace=steady())
+        await asyncio.to_thread(keeper.step)
+        async with sqlite_server.agent(await sqlite_server.join("c-0-0", cpus=1)) as agent:
+            [replica] = await agent.desired(1)
+            await agent.start(replica)
+            await sqlite_server.job_in(long["id"], "RUNNING")
+            await asyncio.to_thread(keeper.step)
+            await sqlite_server.submit(name="waits")
+            for _ in range(40):  # 200 s
+                await asyncio.to_thread(keeper.step)
+                now[0] += 5.0
+    assert [request.name for request in engine.launched] == ["c-0", *["c-1"] * 4]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_seen", [False, True])
+async def test_pilot_that_joined_and_ended_is_no_failure(
+    sqlite_server: Server, tmp_path: Path, *, is_seen: bool
+) -> None:
+    """Whether a step came between its join and its end or not, and although another process launched it."""
+    now, engine = [0.0], Scripted("c-0", "c-1")
+    settings = Settings("c", sqlite_server.url, tmp_path, Limits(Shape(4, 8 << 30), most=4), 600.0)
+    await sqlite_server.submit(name="waits", trainers={"count": 1, "cpus": 2})
+    with Client(sqlite_server.url, token=sqlite_server.admin) as client:
+
+        async def step() -> str:
+            keeper = Keeper(client, engine, settings, clock=lambda: now[0], pace=steady())
+            await asyncio.to_thread(keeper.step)
+            return keeper.pace.why
+
+        await step()
+        async with sqlite_server.agent(await sqlite_server.join("c-0-0", cpus=1)):  # too small for the job
+            assert not is_seen or await step() == ""
+        await sqlite_server.runtime.leases.step()  # which stores when the node was seen last
+        async with sqlite_server.runtime.database.write():
+            pass  # nor does a step of the server's own write it later
+        engine.running.remove("c-0")
+        assert await step() == ""
+        engine.running.clear()
+        assert "exit status 1" in await step()  # that of the same name which came after it never joined
+
+
+def test_gangs_of_an_earlier_version_are_read(tmp_path: Path) -> None:
+    gang = {"name": "c-0", "count": 1, "why": "", "handle": "1", "ended": [], "drained": []}
+    (tmp_path / "gangs.json").write_text(json.dumps({"token": "t", "gangs": [gang]}))
+    [read] = load(tmp_path / "gangs.json").gangs
+    assert (read.handle, read.has_joined, read.was_cancelled) == ("1", False, False)

@@ -16,7 +16,11 @@ from penstock.process.private import write_private
 
 @dataclass(slots=True)
 class Gang:
-    """`handle`: '' until it was launched. `ended`: its pilots that have ended; `drained`: those drained from here."""
+    """`handle`: '' until it was launched. `ended`: its pilots that have ended; `drained`: those drained from here.
+
+    `seen_before`: when nodes of its pilots' names were last seen before the launch: those of predecessors.
+    `has_joined`, `was_cancelled`: whether a pilot of it did, or was; the end of others makes the next launch wait.
+    """
 
     name: str
     count: int
@@ -24,6 +28,9 @@ class Gang:
     handle: str = ""
     ended: list[str] = field(default_factory=list)
     drained: list[str] = field(default_factory=list)
+    seen_before: dict[str, str] = field(default_factory=dict)
+    has_joined: bool = False
+    was_cancelled: bool = False
 
     def pilots(self) -> list[str]:
         """Return the names of the pilots that have not ended."""

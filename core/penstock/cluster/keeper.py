@@ -44,7 +44,7 @@ class Settings:
 class Keeper:
     """`clock`: monotonic seconds; `now`: seconds since 1970.
 
-    `_settled`: gangs with a pilot that joined, or was cancelled; the end of others makes the next launch wait.
+    `_retries`: gangs launched since one failed; only a pilot of these that joins shows that launches go well again.
     """
 
     client: Client
@@ -54,7 +54,7 @@ class Keeper:
     now: Callable[[], float] = time.time
     pace: Pace = field(default_factory=Pace)
     _idle_since: dict[str, float] = field(default_factory=dict)
-    _settled: set[str] = field(default_factory=set)
+    _retries: set[str] = field(default_factory=set)
 
     def step(self) -> Answer:
         """Look once, and act. Raises EngineAway or Unavailable; what was done by then stays done."""
@@ -63,9 +63,10 @@ class Keeper:
             if not gang.handle:
                 self._launch(kept, gang)
         seen = self._poll(kept)
-        nodes = {node["name"]: node for node in self.client.nodes()}
+        nodes = {node["name"]: node for node in self.client.nodes()}  # after the poll: also of those that have ended
+        self._note_joined(kept, nodes)
+        self._drop_ended(kept, seen)
         facts = [self._facts(gang, seen[name], nodes) for gang in kept.gangs for name in gang.pilots()]
-        self._note_joined(kept, facts)
         ours = {pilot.name for pilot in facts}
         others = [self._node(node) for name, node in nodes.items() if name not in ours]
         answer = self._paced(decide(self._waiting(), facts, others, self.settings.limits))
@@ -105,34 +106,42 @@ class Keeper:
         return [WaitingJob(job["name"], _needs(job)) for job in sorted(found, key=lambda job: job["id"])]
 
     def _poll(self, kept: Gangs) -> dict[str, Pilot]:
-        """Return what the scheduler says of every pilot, and drop those that have ended."""
+        """Return what the scheduler says of every pilot."""
         seen: dict[str, Pilot] = {}
-        for gang in list(kept.gangs):
+        for gang in kept.gangs:
             answered = {pilot.name: pilot for pilot in self.provisioner.poll(gang.handle)}
             for name in gang.pilots():
                 pilot = answered.get(name, Pilot(name, Phase.ENDED, f"{self.provisioner.engine} does not know it"))
                 seen[name] = pilot
-                if pilot.phase is Phase.ENDED:
-                    _log.info("pilot %s has ended: %s", name, pilot.detail)
+        return seen
+
+    def _drop_ended(self, kept: Gangs, seen: dict[str, Pilot]) -> None:
+        for gang in list(kept.gangs):
+            for name in gang.pilots():
+                if seen[name].phase is Phase.ENDED:
+                    _log.info("pilot %s has ended: %s", name, seen[name].detail)
                     gang.ended.append(name)
             if not gang.pilots():
                 kept.gangs.remove(gang)
-                self._note_end(gang, [seen[name].detail for name in seen if name in gang.ended])
+                gone = [seen.pop(name) for name in gang.ended if name in seen]  # a gang of that name may come now
+                self._note_end(gang, [pilot.detail for pilot in gone])
         store.save(self._path, kept)
-        return seen
 
     def _note_end(self, gang: Gang, details: list[str]) -> None:
         """A gang that ended by itself and of which no pilot ever joined makes the next launch wait."""
-        if gang.name not in self._settled:
+        self._retries.discard(gang.name)
+        if not gang.has_joined and not gang.was_cancelled:
             self.pace.failed(next((text for text in details if text), ""), self.clock())
-        self._settled.discard(gang.name)
+            self._retries.clear()
 
-    def _note_joined(self, kept: Gangs, pilots: list[PilotFacts]) -> None:
-        joined = {pilot.name for pilot in pilots if not pilot.is_coming}
+    def _note_joined(self, kept: Gangs, nodes: Mapping[str, Node]) -> None:
+        """Note gangs of which a pilot has joined since the last step, in whatever state its node is by now."""
         for gang in kept.gangs:
-            if joined.intersection(gang.pilots()):
-                self._settled.add(gang.name)
-                self.pace.joined()
+            last = _last_seen(gang, nodes)
+            if not gang.has_joined and any(gang.seen_before.get(name) != at for name, at in last.items()):
+                gang.has_joined = True
+                if gang.name in self._retries:
+                    self.pace.joined()
 
     def _paced(self, answer: Answer) -> Answer:
         if not answer.launches or not self.pace.must_wait(self.clock()):
@@ -158,8 +167,9 @@ class Keeper:
             mine = set(gang.pilots())
             cancelled = mine & set(answer.cancel)
             if cancelled:
+                gang.was_cancelled = True
+                store.save(self._path, kept)
                 self.provisioner.cancel(gang.handle, cancelled)
-                self._settled.add(gang.name)
             for name in mine & set(answer.drain):
                 with suppress(Conflict):  # it drains already
                     self.client.want_node(nodes[name]["id"], "drain")
@@ -167,7 +177,9 @@ class Keeper:
                 store.save(self._path, kept)
         for launch in answer.launches:
             gang = Gang(kept.free_name(self.settings.cluster), launch.count, launch.why)
+            gang.seen_before = _last_seen(gang, nodes)
             kept.gangs.append(gang)
+            self._retries.add(gang.name)
             self._launch(kept, gang)
 
     def _launch(self, kept: Gangs, gang: Gang) -> None:
@@ -195,6 +207,12 @@ class Keeper:
                 reason = answer.reasons.get(name, f"{gang.why}: submitted to {self.provisioner.engine}")
                 reports.append({"name": name, "state": state, "reason": reason[:1000]})
         self.client.report_pilots(self.settings.cluster, reports)
+
+
+def _last_seen(gang: Gang, nodes: Mapping[str, Node]) -> dict[str, str]:
+    """Return when the nodes of a gang's pilots were last seen, of those that ever were."""
+    names = [f"{gang.name}-{index}" for index in range(gang.count)]
+    return {name: at for name in names if name in nodes and (at := nodes[name]["last_seen_at"]) is not None}
 
 
 def _needs(job: Job) -> tuple[Amounts, ...]:
