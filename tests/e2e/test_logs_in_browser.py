@@ -48,7 +48,7 @@ def test_an_expression_finds_lines_and_a_wrong_one_says_so(open_page: Open, feed
     expect(page.get_by_test_id("log-line")).to_have_count(6)
 
 
-def test_an_expression_without_end_is_stopped_and_the_page_goes_on(open_page: Open, feed: Feed) -> None:
+def test_an_expression_without_end_is_stopped(open_page: Open, feed: Feed) -> None:
     trainers, page = two_that_talk(open_page, feed)
     trainers[0].log("a" * 60 + "!\n")
     page.get_by_test_id("log-expression").click()

@@ -164,7 +164,7 @@ def test_name_scopes_of_one_name_are_numbered_in_their_program() -> None:
         assert paths() == ["/s1/", "/s1/s2/", "/s1/s2_1/", "/s1_1/"]
 
 
-def test_name_scopes_are_counted_on_in_a_clone_and_taken_back_with_a_branch() -> None:
+def test_counts_of_name_scopes_are_cloned_and_taken_back() -> None:
     def fail() -> None:
         with fluid.name_scope("s1"):
             raise ValueError("on purpose")
