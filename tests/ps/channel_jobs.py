@@ -140,6 +140,22 @@ def trained(job: Job, num_steps: int = 5) -> tuple[list[list[Any]], list[dict[st
     return seen, job.everything()
 
 
+def dense_step(job: Job, values: list[float]) -> list[float]:
+    """Push a gradient of one dense block of 3 rows of 4, the same in each row, and read the first row."""
+    return dense_step_of(job.remotes[0], values)
+
+
+def dense_step_of(remote: str, values: list[float]) -> list[float]:
+    """`dense_step`, of the job with this remote."""
+    spec = f'{{"dense": [["w", ["w.block0"], [0], 1]], "sparse": [], "of": "{remote}"}}'
+    gradient = torch.tensor(values).expand(3, 4).contiguous()
+    sent = OPS.send_step([gradient], [], [], [], remote, spec)
+    out = torch.empty(3, 4)
+    OPS.recv_step([out], [sent], remote, ["w"], ["w.block0"], [0])
+    found: list[float] = out[0].tolist()
+    return found
+
+
 def pushed(job: Job, seed: int, *, in_pieces: bool) -> None:
     """Push rows of one server, and of both: whole, or as columns of matrices."""
     random = torch.Generator().manual_seed(seed)

@@ -37,6 +37,12 @@ class FakeServers:
     def leave_threads(self) -> None:
         self.calls.append("leave_threads")
 
+    def leave_threads_for(self, thread: int) -> None:
+        self.calls.append("leave_threads_for")
+
+    def fail_threads(self) -> None:
+        self.calls.append("fail_threads")
+
     def end_threads(self) -> None:
         self.num_threads = 0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ps.channel_jobs import OPS, Job, Start, jobs
+from tests.ps.channel_jobs import Job, Start, dense_step, jobs
 from tests.ps.communicator_harness import in_thread, joined
 from tests.support.waiting import until
 
@@ -55,17 +55,6 @@ def test_steps_of_threads_are_those_that_meet_in_python(start: Start, *, local: 
     assert job.everything() == expected.everything()
     assert job.steps[0] == 0, "no step was made by Python"
     assert [job.storages[i].steps[f"w.block{i}"] for i in range(2)] == [5, 5], "one push a round"
-
-
-def dense_step(job: Job, values: list[float]) -> list[float]:
-    """Push a gradient of one dense block, and read it."""
-    spec = f'{{"dense": [["w", ["w.block0"], [0], 1]], "sparse": [], "of": "{id(job)}"}}'
-    gradient = torch.tensor(values).expand(3, 4).contiguous()
-    sent = OPS.send_step([gradient], [], [], [], job.remotes[0], spec)
-    out = torch.empty(3, 4)
-    OPS.recv_step([out], [sent], job.remotes[0], ["w"], ["w.block0"], [0])
-    found: list[float] = out[0].tolist()
-    return found
 
 
 def test_a_round_pushes_the_mean_of_those_that_take_part(start: Start) -> None:

@@ -128,10 +128,7 @@ class TrainerClient:
         self._heartbeat = HeartbeatThread(self.links, within_s=min(self.settings.lease_s, self.settings.deadline_s))
 
     def serve_operators(self, num_threads: int = 1) -> None:
-        """Let operators of programs with this descriptor reach the servers without Python, from now on.
-
-        `num_threads`: how many train in step, whose steps are pushed together. Returns when those that wait have been.
-        """
+        """Let operators of programs with this descriptor reach the servers without Python; see `Servers`."""
         self._session.meet(num_threads)
         self._is_direct = True
         open_session(str(self.descriptor), self._session)
@@ -145,6 +142,14 @@ class TrainerClient:
     def leave_threads(self) -> None:
         """The calling thread is none of those that train in step any more."""
         self._session.leave_meeting()
+
+    def leave_threads_for(self, thread: int) -> None:
+        """As if the thread with this native identifier called `leave_threads`. It has ended."""
+        self._session.leave_meeting_for(thread)
+
+    def fail_threads(self) -> None:
+        """The exchange has failed: threads that wait for each other do not any more, and raise."""
+        self._session.fail_meeting()
 
     def end_threads(self) -> None:
         """No threads train in step any more. Returns when what they have brought is pushed."""

@@ -117,7 +117,8 @@ def _push_for_all(values: list[Tensor], rows: list[Tensor], row_values: list[Ten
 
 
 def _check_threads(token: Tensor, remote: str, num_came: int, waited_s: float) -> Tensor:
-    remotes.get_threaded(remote).check_threads(num_came, waited_s)
+    if num_came < 0 or remote in remotes.opened():  # one that is being closed pushes what waits first
+        remotes.get_threaded(remote).check_threads(num_came, waited_s)
     return _token()
 
 

@@ -3,7 +3,8 @@
 A block can be staged if its update writes nothing that another block or the round block has too. The round block
 (learning-rate schedule, counters) runs on a copy of its numbers first, once a round. Copies of one update of each block
 take `MOST_BYTES` at most: blocks beyond it, in the program's order, are not staged. A block has a set of copies for
-each *slot* that is used, so that several updates of it are staged at the same time.
+each *slot* that is used, so that several updates of it are staged at the same time: in modes without rounds two, and
+twice the memory.
 """
 
 from __future__ import annotations

@@ -88,6 +88,12 @@ class Servers(StepRemote, Protocol):
     def leave_threads(self) -> None:
         """The calling thread is none of those that train in step any more."""
 
+    def leave_threads_for(self, thread: int) -> None:
+        """As if the thread with this native identifier called `leave_threads`. It has ended."""
+
+    def fail_threads(self) -> None:
+        """The exchange has failed: threads that wait for each other do not any more, and raise."""
+
     def end_threads(self) -> None:
         """No threads train in step any more. Returns when what they have brought is pushed."""
 

@@ -140,11 +140,18 @@ class HalfAsyncCommunicator(OverServers):
             self._changed.notify_all()
 
     def check_threads(self, num_came: int, waited_s: float) -> None:
-        """Raise if the exchange has ended, or if announced threads have not come within `missing_s`."""
-        with self._lock:
+        """Raise if the exchange has ended, or if announced threads have not come within `missing_s`.
+
+        Each second, while a thread waits. When the communicator stops, what has been brought is pushed: no error.
+        """
+        self._failure.check()
+        if num_came < 0:
             self._check()
-        if num_came >= 0:
-            self._check_missing(waited_s, num_came)
+            return
+        self._check_missing(waited_s, num_came)
+        main = threading.main_thread()  # others leave when they end; this one would with the process, which joins them
+        if main.native_id is not None and not main.is_alive():
+            self.servers.leave_threads_for(main.native_id)
 
     def _check_missing(self, waited_s: float, num_came: int) -> None:
         absent = self._num_announced - num_came
@@ -326,6 +333,7 @@ class HalfAsyncCommunicator(OverServers):
         """The exchange ends: operators come here from now on, and raise."""
         self._failure.record(doing, error)
         self.servers.withdraw_operators()
+        self.servers.fail_threads()
 
     def _take(self) -> list[Round]:
         """Return all complete rounds, of a variable each; none: there is nothing more to send."""

@@ -6,6 +6,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -120,6 +123,7 @@ struct Meeting::Membership {
   }
 
   const Who who = next();
+  const std::int64_t thread = ::syscall(SYS_gettid);
   std::vector<One> all;
 };
 
@@ -137,6 +141,7 @@ void Meeting::begin(std::size_t num) {
   num_announced_ = num_ = num > 1 ? num : 0;
   ++beginning_;
   came_.clear();
+  sums_.clear();
 }
 
 bool Meeting::is_open() const {
@@ -148,32 +153,37 @@ bool Meeting::is_complete() const {
   return flushes_ || brought_.size() >= num_;
 }
 
-Meeting::Outcome Meeting::bring(const std::vector<Push>& own, double waited_s) {
+std::int64_t Meeting::bring(const std::vector<Push>& own) {
   Membership& mine = of_this_thread();
   std::unique_lock held(lock_);
-  const auto [found, is_new] = came_.try_emplace(mine.who, true);
-  if (is_new) mine.note(shared_from_this(), beginning_);
-  if (!std::exchange(found->second, true)) ++num_;  // it had left
-  if (has_failed_) return Outcome::kDropped;
   changed_.wait(held, [this] { return !is_pushing_; });  // a round that was complete without this thread
+  const auto [found, is_new] = came_.try_emplace(mine.who, Member{mine.thread});
+  if (is_new) mine.note(shared_from_this(), beginning_);
+  if (!std::exchange(found->second.takes_part, true)) ++num_;  // it had left
   brought_[mine.who] = &own;
-  const std::int64_t round = num_pushed_;
-  const auto is_over = [&] { return num_pushed_ != round || has_failed_ || (!is_pushing_ && is_complete()); };
   changed_.notify_all();
-  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(waited_s);
+  return num_pushed_;
+}
+
+Meeting::Outcome Meeting::wait(std::int64_t round, double limit_s) {
+  const Who who = of_this_thread().who;
+  const auto limit =
+      std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(limit_s));
+  const auto until = std::chrono::steady_clock::now() + limit;
+  std::unique_lock held(lock_);
+  const auto is_over = [&] { return num_pushed_ != round || (!is_pushing_ && (has_failed_ || is_complete())); };
   while (!is_over()) {
-    if (came_.size() >= num_announced_) {
+    if (is_pushing_) {  // perhaps of what this thread has brought
       changed_.wait(held);
-    } else if (changed_.wait_until(held, std::chrono::time_point_cast<std::chrono::steady_clock::duration>(until)) ==
-                   std::cv_status::timeout &&
-               !is_over()) {
-      brought_.erase(mine.who);
+    } else if (std::chrono::steady_clock::now() >= until) {
       return Outcome::kLate;
+    } else {
+      changed_.wait_until(held, until);
     }
   }
   if (num_pushed_ != round) return Outcome::kPushed;
   if (has_failed_) {
-    brought_.erase(mine.who);
+    brought_.erase(who);
     changed_.notify_all();
     return Outcome::kDropped;
   }
@@ -181,8 +191,16 @@ Meeting::Outcome Meeting::bring(const std::vector<Push>& own, double waited_s) {
   return Outcome::kPush;
 }
 
+void Meeting::take_back(std::int64_t round) {
+  const Who who = of_this_thread().who;
+  std::unique_lock held(lock_);
+  changed_.wait(held, [this] { return !is_pushing_; });
+  if (num_pushed_ == round) brought_.erase(who);
+  changed_.notify_all();
+}
+
 std::vector<Push> Meeting::merged(const std::vector<Push>& own) {
-  // While a push is under way no thread brings or takes away.
+  // Without the lock: while a push is under way no thread brings, and none takes away.
   std::vector<Push> out;
   num_merged_ = brought_.size();
   for (const Push& mine : own) {
@@ -224,13 +242,21 @@ void Meeting::failed() {
   changed_.notify_all();
 }
 
+void Meeting::fail() {
+  {
+    const std::lock_guard guard(lock_);
+    has_failed_ = true;
+  }
+  changed_.notify_all();
+}
+
 void Meeting::leave() {
   Membership& mine = of_this_thread();
   std::uint64_t beginning = 0;
   {
     const std::lock_guard guard(lock_);
     beginning = beginning_;
-    if (came_.try_emplace(mine.who, true).second) mine.note(shared_from_this(), beginning_);
+    if (came_.try_emplace(mine.who, Member{mine.thread}).second) mine.note(shared_from_this(), beginning_);
   }
   leave_as(mine.who, beginning);
 }
@@ -239,10 +265,25 @@ void Meeting::leave_as(Who who, std::uint64_t beginning) {
   {
     const std::lock_guard guard(lock_);
     const auto found = came_.find(who);
-    if (beginning != beginning_ || found == came_.end() || !std::exchange(found->second, false)) return;
+    if (beginning != beginning_ || found == came_.end() || !std::exchange(found->second.takes_part, false)) return;
     if (num_ != 0) --num_;
   }
   changed_.notify_all();
+}
+
+void Meeting::leave_for(std::int64_t thread) {
+  Who who = 0;
+  std::uint64_t beginning = 0;
+  {
+    const std::lock_guard guard(lock_);
+    const auto found = std::find_if(came_.begin(), came_.end(), [&](const auto& one) {
+      return one.second.thread == thread && one.second.takes_part;
+    });
+    if (found == came_.end()) return;
+    who = found->first;
+    beginning = beginning_;
+  }
+  leave_as(who, beginning);
 }
 
 std::size_t Meeting::num_came() const {

@@ -11,6 +11,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -147,23 +148,34 @@ void push_for_all(Session& session, const std::vector<Push>& own, const std::str
   meeting.pushed();
 }
 
-constexpr double kReportLateS = 10.0, kCheckLateS = 1.0;
+constexpr double kCheckS = 1.0;  // while a thread waits
 
-// Of threads that train in step: returns when the round of this one is pushed, whichever thread has done it.
+// Of threads that train in step: returns when the round of this one is pushed, whichever thread has done it. An error
+// of the check leaves open, as that of a push does, whether the servers have the gradients.
 Tensor send_together(Session& session, const std::vector<Push>& own, const std::string& remote,
                      const std::string& spec) {
-  for (double waited_s = kReportLateS;; waited_s += kCheckLateS) {
-    switch (session.meeting().bring(own, waited_s == kReportLateS ? kReportLateS : kCheckLateS)) {
+  Meeting& meeting = session.meeting();
+  const auto began = std::chrono::steady_clock::now();
+  const auto round = meeting.bring(own);
+  for (;;) {
+    const Meeting::Outcome outcome = meeting.wait(round, kCheckS);
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - began;
+    switch (outcome) {
       case Meeting::Outcome::kPush:
         push_for_all(session, own, remote, spec);
         return token();
       case Meeting::Outcome::kPushed:
         return token();
       case Meeting::Outcome::kLate:
-        check_threads_by_python(remote, static_cast<std::int64_t>(session.meeting().num_came()), waited_s);
+        try {  // signal handlers run here, too
+          check_threads_by_python(remote, static_cast<std::int64_t>(meeting.num_came()), waited.count());
+        } catch (...) {
+          meeting.take_back(round);
+          throw;
+        }
         break;
       case Meeting::Outcome::kDropped:
-        check_threads_by_python(remote, -1, waited_s);
+        check_threads_by_python(remote, -1, waited.count());
         throw Unavailable("the exchange of this trainer's threads with their servers has ended");
     }
   }

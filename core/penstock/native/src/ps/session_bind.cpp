@@ -44,6 +44,9 @@ void bind_meeting(Class& made) {
           "meet", [](Session& self, std::size_t num_threads) { self.meeting().begin(num_threads); },
           py::call_guard<py::gil_scoped_release>())
       .def("leave_meeting", [](Session& self) { self.meeting().leave(); })
+      .def(
+          "leave_meeting_for", [](Session& self, std::int64_t thread) { self.meeting().leave_for(thread); }, "thread"_a)
+      .def("fail_meeting", [](Session& self) { self.meeting().fail(); })
       .def_property_readonly("num_met", [](Session& self) { return self.meeting().num_pushed(); })
       .def("waiting", [](Session& self) { return self.meeting().waiting(); });
 }
