@@ -204,6 +204,18 @@ def test_a_pass_that_ends_early_discards_prefetched_rows(tmp_path: Path, monkeyp
     job.close()
 
 
+def lookups_of(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Lookups that servers answer over channels, from now on."""
+    asked, look_up = Counter[str](), ChannelRequests._look_up
+
+    def counted(requests: ChannelRequests, *args: Any) -> Any:
+        asked["lookups"] += 1
+        return look_up(requests, *args)
+
+    monkeypatch.setattr(ChannelRequests, "_look_up", counted)
+    return asked
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("distributed", [False, True])
@@ -213,13 +225,7 @@ def test_in_sync_rows_are_looked_up_when_the_round_is_over(
     """All batches have the same rows, so those of before a round would show."""
     monkeypatch.setattr(Job, "_line", staticmethod(lambda n: f"1 {1 + n % 2} 1 {3 + n % 2} 1 {n % 3}.5\n"))
     monkeypatch.setenv("CPU_NUM", str(replicas))
-    asked, look_up = Counter[str](), ChannelRequests._look_up
-
-    def counted(requests: ChannelRequests, *args: Any) -> Any:
-        asked["lookups"] += 1
-        return look_up(requests, *args)
-
-    monkeypatch.setattr(ChannelRequests, "_look_up", counted)
+    asked = lookups_of(monkeypatch)
 
     def learned(way: str) -> list[Any]:
         job = Job(tmp_path, sync=True, distributed=distributed)
@@ -246,6 +252,59 @@ def test_in_sync_rows_are_looked_up_when_the_round_is_over(
     expected = learned("alone")
     assert learned("ahead") == expected
     assert learned("a pass") == expected
+
+
+@pytest.mark.timeout(300)
+def test_in_sync_rows_of_an_earlier_round_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that is not compiled makes a round between two compiled steps, and changes the same rows."""
+    monkeypatch.setattr(Job, "_line", staticmethod(lambda n: f"1 {1 + n % 2} 1 {3 + n % 2} 1 {n % 3}.5\n"))
+    monkeypatch.setenv("CPU_NUM", "1")
+    asked = lookups_of(monkeypatch)
+
+    def learned(*, ahead: bool) -> list[Any]:
+        job, feeds = Job(tmp_path, sync=True), feeds_of(Job(tmp_path, server=False))
+        compiled: Any = fluid.CompiledProgram(job.trainer).with_data_parallel(loss_name=job.loss.name)
+        rows, losses = RowsAhead(job.trainer, 1), []
+        for feed in feeds[:2]:
+            job.exe.run(compiled, feed=feed, scope=job.scope)
+        so_far = asked["lookups"]
+        if ahead:
+            rows.start(feeds[3])
+        job.exe.run(compiled, feed=feeds[2], scope=job.scope)
+        until(lambda: asked["lookups"] == so_far + 1 + ahead)
+        other = {name: value[::-1].copy() for name, value in feeds[4].items()}  # the same rows, but not the same lookup
+        job.exe.run(job.trainer, feed=other, scope=job.scope)
+        losses.append(job.exe.run(compiled, feed=feeds[3], fetch_list=[job.loss], scope=job.scope)[0].item())
+        assert remotes.client(job.descriptor)._session.num_taken == 0
+        (table,) = (name for name in job.storage.blocks() if "table" in name)
+        found = job.storage.rows(table, torch.arange(1, 5), create=False)
+        job.close()
+        return [losses, found.tolist(), job.storage.value("weight").tolist()]
+
+    assert learned(ahead=True) == learned(ahead=False)
+
+
+@pytest.mark.timeout(300)
+def test_in_sync_a_batch_is_wanted_whole_and_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CPU_NUM", "1")
+    asked, job = lookups_of(monkeypatch), Job(tmp_path, sync=True)
+    feeds = feeds_of(job)
+    compiled: Any = fluid.CompiledProgram(job.trainer).with_data_parallel(loss_name=job.loss.name)
+    for feed in feeds[:2]:
+        job.exe.run(compiled, feed=feed, scope=job.scope)
+    client = remotes.client(job.descriptor)
+    (table,) = client._tables
+    client.begin_ahead()
+    assert client.prefetch_ahead(table, torch.tensor([7]))
+    client.begin_ahead()  # another batch replaces it
+    wanted = {(n % 30, n) for n in range(100)}  # of tables and replicas: none is left out
+    for ids in wanted:
+        assert client.prefetch_ahead(table, torch.tensor(ids))
+    job.exe.run(compiled, feed=feeds[2], scope=job.scope)
+    until(lambda: asked["lookups"] >= len(wanted))
+    assert not client.prefetch_ahead(table, torch.tensor([1])), "too late: its step may have begun"
+    assert not client._session.take_next(table, torch.tensor([7]), torch.empty(1, 4))
+    job.close()
 
 
 def test_only_lookups_of_inputs_are_foreseen(tmp_path: Path) -> None:
@@ -296,6 +355,30 @@ def test_one_batch_is_prefetched_and_errors_keep_their_place() -> None:
         assert ahead.take() == number
     with pytest.raises(UserError, match="bad"):
         ahead.take()
+    ahead.close()
+
+
+@pytest.mark.timeout(120)
+def test_a_batch_that_is_waited_for_is_not_prefetched() -> None:
+    seen: list[int] = []
+    go_on = threading.Event()
+
+    class Slow(Batches):
+        def take(self) -> Any:
+            if self.taken == 1:
+                assert go_on.wait(HANGS_S)
+            return super().take()
+
+    ahead: Any = RunAhead(Slow([1, 2]), seen.append)  # type: ignore[arg-type]  # numbers
+    assert ahead.take() == 1
+    seen.clear()
+    waits = threading.Thread(target=ahead.take)
+    waits.start()
+    until(lambda: ahead._is_late)
+    go_on.set()
+    waits.join()
+    assert ahead.take() is None
+    assert not seen, "its step begins at once"
     ahead.close()
 
 

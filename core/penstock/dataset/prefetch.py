@@ -13,7 +13,8 @@ from penstock.native.intra_op import use_intra_op_threads_here
 class RunAhead(Run):
     """A pass whose next batch is taken on a thread of its own, and shown to `see`, while the one before is trained on.
 
-    One thread trains. What `run` or `see` raises is raised by `take`.
+    One that is waited for already is not shown, as its step begins now. One thread trains. What `run` or `see` raises
+    is raised by `take`.
     """
 
     def __init__(self, run: Run, see: Callable[[_feed.Batch], None]) -> None:
@@ -21,13 +22,15 @@ class RunAhead(Run):
         self._changed = threading.Condition()
         self._next: _feed.Batch | None = None
         self._error: BaseException | None = None
-        self._ended = self._closed = False
+        self._ended = self._closed = self._is_late = False
         self._thread = threading.Thread(target=self._take_all, name="penstock-batch-ahead", daemon=True)
         self._thread.start()
 
     def take(self) -> _feed.Batch | None:
         with self._changed:
+            self._is_late = self._next is None
             self._changed.wait_for(lambda: self._next is not None or self._ended)
+            self._is_late = False
             batch, self._next = self._next, None
             self._changed.notify_all()
             if batch is None and self._error is not None:
@@ -55,7 +58,8 @@ class RunAhead(Run):
         use_intra_op_threads_here(1)  # more would spin beside a step that has all cores
         try:
             while (batch := self._run.take()) is not None:
-                self._see(batch)
+                if not self._is_late:
+                    self._see(batch)
                 if not self._hand_over(batch):
                     break
         except Exception as error:  # noqa: BLE001 - the thread's boundary: `take` raises it

@@ -2,9 +2,10 @@
 
 Started are the lookups whose ids are views and joins of inputs. The step's own lookup then takes the answer, which may
 lack what was pushed meanwhile, as any read in async and half-async. In sync the rows are made by the round that is
-under way, so they are looked up when that is over, which changes no bit; in GEO tables are local. At most one batch is
-prefetched, so an answer is older than the step that takes it by the step before, no more. The path of this module is
-documented: a loop of `exe.run` prefetches by `RowsAhead`.
+under way, so they are looked up when that is over, which changes no bit; this is for steps that are pushed by fused
+operators: of a `CompiledProgram` or `train_from_dataset`. In GEO tables are local. At most one batch is prefetched, so
+an answer is older than the step that takes it by the step before, no more. The path of this module is documented: a
+loop of `exe.run` prefetches by `RowsAhead`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from penstock.exec.feeding import has_batch, split
 from penstock.program.ir import Operator
 from penstock.program.kernels import bind_symbols
 from penstock.program.program import Program
+from penstock.ps.client import TrainerClient
 from penstock.ps.communicator import remotes
 from penstock.ps.remote import PREFETCH, Descriptor
 from penstock.serving.blocks import PreparedBlock
@@ -36,6 +38,9 @@ class _Lookup:
 
 class RowsAhead:
     """The lookups of a program whose ids are made of its inputs alone. `inputs`: the names of these; false: none.
+
+    In sync mode steps take rows only if a `CompiledProgram` runs them: a program that is not compiled pushes gradient
+    by gradient, and its steps look up their rows themselves. `close` it after the last step.
 
     `num_replicas`: which share each batch, by rows. Then only lookups in sync mode, which take no thread of Python.
     """
@@ -64,8 +69,12 @@ class RowsAhead:
     def start(self, feed: Mapping[str, Any]) -> None:
         """Start the lookups of the step that will be fed with `feed`: arrays or tensors, of the `inputs` at least.
 
-        Before the first step nothing is known of servers, so nothing is started.
+        It is the step after the one that ends next; in sync mode its rows are looked up when that has ended, and a
+        second call before replaces the first. Nothing is started before the first step, as nothing is known of servers
+        then, nor in sync mode without channels.
         """
+        for client in self._clients():
+            client.begin_ahead()
         given = {name: torch.as_tensor(feed[name]) for name in self.inputs}
         shares = [given] if self._num_replicas == 1 else split(self._program, given, self._num_replicas)
         for share in shares:
@@ -82,9 +91,12 @@ class RowsAhead:
 
     def close(self) -> None:
         """Forget what was started and no step has taken: the next pass may be of another position, or other values."""
-        for client in map(remotes.find_client, {lookup.remote for lookup in self._lookups}):
-            if client is not None:
-                client.forget_ahead()
+        for client in self._clients():
+            client.forget_ahead()
+
+    def _clients(self) -> list[TrainerClient]:
+        found = map(remotes.find_client, sorted({lookup.remote for lookup in self._lookups}))
+        return [client for client in found if client is not None]
 
 
 def _are_shared(program: Program, remote: str, inputs: set[str]) -> bool:

@@ -332,14 +332,18 @@ class TrainerClient:
         elif len(ids):
             self._look_up(of, ids, out, now=False)
 
+    def begin_ahead(self) -> None:
+        """`prefetch_ahead` is for the next batch from now on. Sync: what it was asked for before is dropped."""
+        self._session.begin_next()
+
     def prefetch_ahead(self, table: str, ids: Tensor) -> bool:
         """Look up in the background what the next step's `prefetch` of `table` will ask for: the same int64[n] ids.
 
         Async and half-async: that prefetch then takes the result, which may lack updates that are pushed meanwhile,
         as any read in these modes. Sync: the rows that the next step reads are made by this step's round, so they are
-        looked up as soon as that is over, before the step returns; without channels they are read by the next step, and
-        what is gained is that new ids of a spread table have their rows already. Returns False if it is not known yet
-        where the rows of this table are (before its first prefetch), or nothing can be gained.
+        looked up as soon as that is over, if fused operators end it over channels. Returns False if it is not known yet
+        where the rows of this table are (before its first prefetch), or nothing will look them up: sync without
+        channels, or a step has ended since `begin_ahead`.
         Errors are raised by the prefetch that takes the result; in sync mode they are dropped.
         """
         of, shape = self._tables.get(table), self._shapes.get(table)
@@ -348,17 +352,14 @@ class TrainerClient:
         width, dtype = shape
         if self._sync:
             own, rows = ids.detach().cpu().reshape(-1).clone(), torch.empty(ids.numel(), width, dtype=dtype)
-            if self._session.look_up_next(table, own, of.blocks, of.at, of.heights, rows):
-                return True
-            if of.heights:
-                return False
+            return self._session.look_up_next(table, own, of.blocks, of.at, of.heights, rows)
 
         def look_up(own: Tensor) -> Tensor:
             out = torch.empty(len(own), width, dtype=dtype)
             self._look_up(of, own, out, now=True)
             return out
 
-        self._prefetcher.start(table, ids.detach().cpu().reshape(-1).contiguous(), look_up, keep=not self._sync)
+        self._prefetcher.start(table, ids.detach().cpu().reshape(-1).contiguous(), look_up)
         return True
 
     def forget_ahead(self) -> None:

@@ -44,12 +44,12 @@ class Prefetcher:
         self._waiting: list[_Prefetched] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ps-prefetch", initializer=count_no_waits_here)
 
-    def start(self, table: str, ids: Tensor, look_up: Callable[[Tensor], Tensor], *, keep: bool) -> None:
-        """Run `look_up(ids)` in the background. `ids` are copied. `keep`: to be taken."""
+    def start(self, table: str, ids: Tensor, look_up: Callable[[Tensor], Tensor]) -> None:
+        """Run `look_up(ids)` in the background. `ids` are copied."""
         own = ids.clone()
         waiting = _Prefetched(table, own, self._thread.submit(look_up, own))
         with self._lock:
-            self._waiting += [waiting] if keep else []
+            self._waiting.append(waiting)
             forgotten = self._waiting[:-MAX_WAITING]
             self._waiting = self._waiting[-MAX_WAITING:]
             self._changed(len(self._waiting))

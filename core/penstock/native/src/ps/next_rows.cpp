@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <system_error>
 #include <utility>
 
 namespace penstock::ps {
@@ -33,37 +34,46 @@ void NextRows::drop_if(const std::function<bool(const One&)>& is_old) {
   }
 }
 
-void NextRows::want(std::string table, at::Tensor ids, Placement of, at::Tensor rows) {
+void NextRows::begin_batch() {
   const std::lock_guard guard(lock_);
-  const auto is_wanted = [](const One& one) { return one.state == State::kWanted; };
-  if (static_cast<std::size_t>(std::count_if(all_.begin(), all_.end(), is_wanted)) >= kMost) {
-    all_.erase(std::find_if(all_.begin(), all_.end(), is_wanted));
+  drop_if([](const One& one) { return one.state == State::kWanted; });
+  batch_from_ = num_steps_;
+}
+
+bool NextRows::has_threads() {
+  try {
+    while (!ends_ && threads_.size() < num_threads_) threads_.emplace_back([this] { run(); });
+  } catch (const std::system_error&) {  // a limit of threads: fewer look up
   }
+  return !ends_ && !threads_.empty();
+}
+
+bool NextRows::want(std::string table, at::Tensor ids, Placement of, at::Tensor rows) {
+  const std::lock_guard guard(lock_);
+  if (batch_from_ != num_steps_ || !has_threads()) return false;
   One& one = all_.emplace_back();
   one.table = std::move(table);
   one.ids = std::move(ids);
   one.of = std::move(of);
   one.rows = std::move(rows);
+  return true;
 }
 
-void NextRows::step_done() {
-  bool begins = false;
+void NextRows::step_done() noexcept {
   {
     const std::lock_guard guard(lock_);
+    ++num_steps_;
     drop_if([](const One& one) { return one.state != State::kWanted; });
     for (One& one : all_) {
-      if (one.state != State::kWanted) continue;
-      one.state = State::kQueued;
-      begins = true;
+      if (one.state == State::kWanted) one.state = State::kQueued;
     }
-    if (!begins || ends_) return;
-    while (threads_.size() < num_threads_) threads_.emplace_back([this] { run(); });
   }
   changed_.notify_all();
 }
 
 void NextRows::forget() {
   const std::lock_guard guard(lock_);
+  ++num_steps_;  // a batch that is being wanted is forgotten with the rest
   drop_if([](const One&) { return true; });
 }
 
@@ -81,7 +91,7 @@ bool NextRows::take(const std::string& table, const at::Tensor& ids, at::Tensor&
   }
   found->is_taken = true;
   changed_.wait(held, [&] { return found->state != State::kRunning; });
-  const bool well = found->state == State::kDone && found->rows.sizes() == rows.sizes() &&
+  const bool well = found->state == State::kDone && found->rounds == rounds_() && found->rows.sizes() == rows.sizes() &&
                     found->rows.scalar_type() == rows.scalar_type();
   if (well) {
     rows = found->rows;
@@ -110,6 +120,7 @@ void NextRows::run() {
     held.unlock();
     bool well = false;
     try {
+      next->rounds = rounds_();  // before: a round that ends meanwhile may or may not be in these rows
       well = look_up_(next->table, next->ids, next->of, next->rows);
     } catch (const std::exception&) {  // the step's own lookup meets it again
     }

@@ -1,8 +1,9 @@
 // Rows of a table that the next step will look up: looked up as soon as the step before it is done, in the background.
 //
 // In sync mode rows are made by the round, so they cannot be read before it is over, nor does anything change them
-// before the next one: what is taken here is what the step's own lookup would read, to the bit. What no step has taken
-// when the next one is done is forgotten. No Python, no interpreter lock.
+// before the next one: what is taken here is what the step's own lookup would read, to the bit. Rows are taken only in
+// the rounds in which they were looked up, whoever has ended them. What no step has taken when the next one is done is
+// forgotten. No Python, no interpreter lock.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,19 +27,26 @@ class NextRows {
   using LookUp =
       std::function<bool(const std::string& table, const at::Tensor& ids, const Placement& of, at::Tensor& rows)>;
 
-  NextRows(LookUp look_up, std::size_t num_threads) : look_up_(std::move(look_up)), num_threads_(num_threads) {}
+  // The open round of each server.
+  using Rounds = std::function<std::vector<std::int64_t>()>;
+
+  NextRows(LookUp look_up, Rounds rounds, std::size_t num_threads)
+      : look_up_(std::move(look_up)), rounds_(std::move(rounds)), num_threads_(num_threads) {}
   NextRows(const NextRows&) = delete;
   NextRows& operator=(const NextRows&) = delete;
   ~NextRows();
 
-  // For the step after the one that ends next. `rows` is what is filled. At most kMost; the oldest is forgotten.
-  void want(std::string table, at::Tensor ids, Placement of, at::Tensor rows);
-  // A step is done.
-  void step_done();
+  // What is wanted from now on is of the batch after the one whose step ends next; it replaces what was wanted before.
+  void begin_batch();
+  // `rows` is what is filled. False: it will not be, as a step has ended since `begin_batch`, so that this comes too
+  // late, or there can be no thread for it.
+  bool want(std::string table, at::Tensor ids, Placement of, at::Tensor rows);
+  // A step is done. Raises nothing: its round is over.
+  void step_done() noexcept;
   // Nothing that was wanted is of use any more.
   void forget();
-  // Waits for a lookup of these ids that `step_done` has begun. False: there is none, or it has failed. May return
-  // memory of its own in `rows`.
+  // Waits for a lookup of these ids that `step_done` has begun. False: there is none, it has failed, or a server has
+  // another round by now. May return memory of its own in `rows`.
   bool take(const std::string& table, const at::Tensor& ids, at::Tensor& rows);
   std::int64_t num_taken() const;
   // Ends the threads, whose lookups end by themselves.
@@ -50,23 +58,26 @@ class NextRows {
     std::string table;
     at::Tensor ids, rows;
     Placement of;
+    std::vector<std::int64_t> rounds;  // before it was looked up
     State state = State::kWanted;
     bool is_of_use = true;  // else the thread that looks it up drops it
     bool is_taken = false;  // else the one that takes it
   };
-  static constexpr std::size_t kMost = 64;
 
   void run();
+  bool has_threads();
   void drop_if(const std::function<bool(const One&)>& is_old);
 
   const LookUp look_up_;
+  const Rounds rounds_;
   const std::size_t num_threads_;
   mutable std::mutex lock_;
   std::condition_variable changed_;
   std::int64_t num_taken_ = 0;
+  std::int64_t num_steps_ = 0, batch_from_ = -1;  // steps that are over; those that were when the batch was begun
   std::list<One> all_;
   bool ends_ = false;
-  std::vector<std::thread> threads_;  // begun with the first step that is done
+  std::vector<std::thread> threads_;  // begun with the first rows that are wanted
 };
 
 }  // namespace penstock::ps

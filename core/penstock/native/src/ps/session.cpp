@@ -48,7 +48,7 @@ Session::Session(Sender sender, bool sync, double limit_s, std::size_t num_serve
       limit_s_(limit_s),
       next_([this](const std::string&, const at::Tensor& ids, const Placement& of,
                    at::Tensor& rows) { return look_up_ahead(ids, of, rows); },
-            kNumLookUps) {
+            [this] { return rounds(); }, kNumLookUps) {
   for (std::size_t i = 0; i < num_servers; ++i) servers_.push_back(std::make_unique<Server>());
 }
 
@@ -80,6 +80,7 @@ bool Session::arm(std::size_t at, std::array<std::shared_ptr<Channel>, kNumLines
   }
   server.local = local;
   reached(at, round);
+  next_.forget();  // the server may be another process by now
   server.sent_at = server.answered_at = now_s();
   if (!server.armed) ++num_armed_;
   server.armed = true;
@@ -101,6 +102,12 @@ void Session::reached(std::size_t at, std::int64_t round) {
   std::atomic<std::int64_t>& known = servers_.at(at)->round;
   std::int64_t before = known.load();
   while (before < round && !known.compare_exchange_weak(before, round)) continue;
+}
+
+std::vector<std::int64_t> Session::rounds() const {
+  std::vector<std::int64_t> all;
+  for (const std::unique_ptr<Server>& server : servers_) all.push_back(server->round.load());
+  return all;
 }
 
 // ---------------------------------------------------------------- what is sent

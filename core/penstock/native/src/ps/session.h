@@ -85,8 +85,10 @@ class Session {
   Counted sums(std::size_t server);
   // Lookups that Python has sent ahead: operators leave theirs to it.
   std::atomic<std::int64_t> num_ahead{0};
+  // Sync: what is looked up next from now on is of the batch after the one whose step ends next.
+  void begin_next() { next_.begin_batch(); }
   // Sync: looks up these rows as soon as the step is done that ends next, for a lookup of the same ids after it. `rows`
-  // has their sizes. False: there is nothing that would, now.
+  // has their sizes. False: there is nothing that would, now, or that step is done.
   bool look_up_next(const std::string& name, const at::Tensor& ids, Placement table, at::Tensor rows);
   void forget_next() { next_.forget(); }
   std::int64_t num_taken() const { return next_.num_taken(); }
@@ -159,6 +161,7 @@ class Session {
   Outgoing& of(Sent& out, std::size_t server, Kind kind);
   std::int64_t address(Sent& out);
   void done(std::size_t server, const Message& sent, Answer answer, std::int64_t number);
+  std::vector<std::int64_t> rounds() const;
   bool knows(const std::string& table);
   bool look_up_ahead(const at::Tensor& ids, const Placement& table, at::Tensor& out);
   bool look_up_now(const at::Tensor& ids, const Parts& parts, bool local, at::Tensor& out);

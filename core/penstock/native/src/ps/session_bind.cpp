@@ -52,7 +52,8 @@ void bind_meeting(Class& made) {
 }
 
 void bind_next_rows(Class& made) {
-  made.def(
+  made.def("begin_next", &Session::begin_next)
+      .def(
           "look_up_next",
           [](Session& self, const std::string& table, const at::Tensor& ids, const std::vector<std::string>& blocks,
              const std::vector<std::int64_t>& at, const std::vector<std::int64_t>& heights, const at::Tensor& rows) {

@@ -34,8 +34,7 @@ bool Session::take_next(const std::string& name, const at::Tensor& ids, at::Tens
 
 bool Session::look_up_next(const std::string& name, const at::Tensor& ids, Placement table, at::Tensor rows) {
   if (!sync_ || !is_armed() || !travels(ids) || ids.scalar_type() != at::kLong || !travels(rows)) return false;
-  next_.want(name, ids, std::move(table), std::move(rows));
-  return true;
+  return next_.want(name, ids, std::move(table), std::move(rows));
 }
 
 bool Session::look_up_ahead(const at::Tensor& ids, const Placement& table, at::Tensor& out) {
