@@ -341,10 +341,9 @@ class TrainerClient:
 
         Async and half-async: that prefetch then takes the result, which may lack updates that are pushed meanwhile,
         as any read in these modes. Sync: the rows that the next step reads are made by this step's round, so they are
-        looked up as soon as that is over, if fused operators end it over channels. Returns False if it is not known yet
-        where the rows of this table are (before its first prefetch), or nothing will look them up: sync without
-        channels, or a step has ended since `begin_ahead`.
-        Errors are raised by the prefetch that takes the result; in sync mode they are dropped.
+        looked up as soon as that is over, if fused operators end it over channels. Returns False before the first
+        prefetch of a table, in sync mode without channels, and if a step has ended since `begin_ahead`. Errors are
+        raised by the prefetch that takes the result; in sync mode they are dropped.
         """
         of, shape = self._tables.get(table), self._shapes.get(table)
         if of is None or shape is None or not len(ids):
