@@ -202,13 +202,15 @@ def test_a_table_that_is_no_leaf_cannot_be_looked_up_sparsely() -> None:
     assert "use sparse=False for a computed table" in text
 
 
-def test_a_sparse_table_that_is_used_densely_too_is_refused() -> None:
+def test_a_distributed_table_that_is_used_densely_too_is_refused() -> None:
     def tied(x: Any) -> Any:
-        rows = fluid.layers.embedding(x.long(), [10, 4], is_sparse=True, param_attr="shared")
+        rows = fluid.layers.embedding(x.long(), [10, 4], is_sparse=True, is_distributed=True, param_attr="shared")
         scores = rows.sum(1) @ rows.program.handle("shared").T
         return fluid.append_backward(fluid.layers.mean(scores))
 
-    assert "table 'shared'" in refused(tied)
+    text = refused(tied)
+    assert "table 'shared'" in text
+    assert "is_distributed=False" in text
 
 
 def test_a_loss_that_is_no_scalar_is_refused() -> None:

@@ -98,7 +98,7 @@ def test_what_is_pushed_while_a_thread_checks_is_pushed_once(start: Start, num_a
     assert pushed == [3.0] and half.queue_depths() == {}
 
 
-def test_a_flush_that_takes_longer_than_a_wait_pushes_each_gradient_once(start: Start) -> None:
+def test_a_flush_longer_than_a_wait_pushes_each_gradient_once(start: Start) -> None:
     job = start("half_async")
     half, never = half_of(job, 3), threading.Event()
     pushed = noted_pushes(job, lambda: never.wait(2.5))  # more than two checks

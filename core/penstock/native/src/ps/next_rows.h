@@ -2,8 +2,8 @@
 //
 // In sync mode rows are made by the round, so they cannot be read before it is over, nor does anything change them
 // before the next one: what is taken here is what the step's own lookup would read, to the bit. Rows are taken only in
-// the rounds in which they were looked up, whoever has ended them. What no step has taken when the next one is done is
-// forgotten. No Python, no interpreter lock.
+// the rounds in which they were looked up, no matter which step has ended them. What no step has taken when the next
+// one is done is forgotten. No Python, no interpreter lock.
 #pragma once
 
 #include <ATen/core/Tensor.h>
