@@ -1,4 +1,4 @@
-"""Jobs whose processes end with the test, none left behind."""
+"""Jobs whose processes end with the test, none left behind, and a control plane without any."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults.control_plane import ControlPlane
 from tests.faults.fluid_jobs import Job, Left, Undisturbed
 from tests.support.nursery import Nursery
 
@@ -70,3 +71,13 @@ def left_alone(one: Job, steps: int) -> Undisturbed:
         return Undisturbed([t.losses for t in trainers], Left(one), steps, time.monotonic() - began)
     finally:
         one.close()
+
+
+@pytest.fixture
+def plane(migrated: Path) -> Iterator[ControlPlane]:
+    """A server on a migrated database with nodes that are played, whose clock the test sets."""
+    ControlPlane.template = migrated
+    made = ControlPlane()
+    made.begin()
+    yield made
+    made.teardown()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from tests.faults.control_plane import ControlPlane
@@ -13,15 +12,6 @@ from tests.faults.simulated_server import TTL_S
 from penstock_server.services.backoff import FIRST, LONGEST, is_due
 
 HOUR_S, STEP_BACK_S = 3600.0, 8.0
-
-
-@pytest.fixture
-def plane(migrated: Path) -> Iterator[ControlPlane]:
-    ControlPlane.template = migrated
-    made = ControlPlane()
-    made.begin()
-    yield made
-    made.teardown()
 
 
 @pytest.fixture

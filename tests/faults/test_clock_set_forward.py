@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 from tests.faults.control_plane import ControlPlane, Jumping
@@ -14,15 +12,6 @@ from penstock_server.clock import SystemClock
 from penstock_server.db import DatabaseAway
 
 HOUR_S, LIMIT_S = 3600.0, 20.0
-
-
-@pytest.fixture
-def plane(migrated: Path) -> Iterator[ControlPlane]:
-    ControlPlane.template = migrated
-    made = ControlPlane()
-    made.begin()
-    yield made
-    made.teardown()
 
 
 def states(plane: ControlPlane) -> list[str]:

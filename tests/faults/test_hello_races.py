@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,15 +10,6 @@ from tests.faults.control_plane import ControlPlane
 
 WAITS_S = 0.2
 """How long a task has to come to the lock that the test holds. If it needs more, the race is not played."""
-
-
-@pytest.fixture
-def plane(migrated: Path) -> Iterator[ControlPlane]:
-    ControlPlane.template = migrated
-    made = ControlPlane()
-    made.begin()
-    yield made
-    made.teardown()
 
 
 @pytest.mark.parametrize("silent_s", [7.0, 100.0])

@@ -2,20 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 from tests.faults.control_plane import ControlPlane
-
-
-@pytest.fixture
-def plane(migrated: Path) -> Iterator[ControlPlane]:
-    ControlPlane.template = migrated
-    made = ControlPlane()
-    made.begin()
-    yield made
-    made.teardown()
 
 
 def test_loss_of_replacements_that_wait_is_charged(plane: ControlPlane) -> None:
