@@ -22,6 +22,13 @@ export function addPainter(painter: Painter): () => void {
   };
 }
 
+/** Paint again when a browser that was short of memory gives a canvas back empty; call the result to stop. */
+export function paintWhenRestored(canvas: HTMLCanvasElement, painter: Painter): () => void {
+  const restored = () => invalidate(painter);
+  canvas.addEventListener("contextrestored", restored);
+  return () => canvas.removeEventListener("contextrestored", restored);
+}
+
 export function invalidate(painter: Painter): void {
   if (!painters.has(painter)) return;
   dirty.add(painter);

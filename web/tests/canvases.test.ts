@@ -25,10 +25,21 @@ class Observer {
   }
 }
 
+/** What an element that is listened to has, and `fire`. */
+function listening() {
+  const handlers = new Map<string, () => void>();
+  return {
+    addEventListener: (name: string, handler: () => void) => handlers.set(name, handler),
+    removeEventListener: (name: string) => handlers.delete(name),
+    fire: (name: string) => handlers.get(name)?.(),
+  };
+}
+
 /** A canvas, and how often something was painted on it. */
 function canvas() {
   const counts = { contexts: 0 };
   const element = {
+    ...listening(),
     clientWidth: 800,
     clientHeight: 600,
     width: 0,
@@ -61,7 +72,7 @@ afterEach(() => void vi.unstubAllGlobals());
 test.each([
   ["graph", (store: JobStore) => new GraphController(store)],
   ["timeline", (store: JobStore) => new TimelineController(store)],
-])("the %s goes on on the new canvas when the old one is taken away after it", (_name, make) => {
+])("the %s goes on on the new canvas when the old one is taken away, and when its pixels are", (_name, make) => {
   vi.spyOn(stream, "subscribe").mockReturnValue(() => {});
   const store = new JobStore("j");
   const controller = make(store);
@@ -77,6 +88,11 @@ test.each([
   paint();
   expect(after.counts.contexts).toBeGreaterThan(painted);
   expect(before.counts.contexts).toBe(0);
+  // The browser took the pixels away, and gives an empty canvas back.
+  const kept = after.counts.contexts;
+  (after.element as unknown as ReturnType<typeof listening>).fire("contextrestored");
+  paint();
+  expect(after.counts.contexts).toBeGreaterThan(kept);
   detachAfter();
   expect(observed.size).toBe(0);
   store.dispose();

@@ -6,17 +6,17 @@
  */
 import { signal } from "@preact/signals";
 import { ApiError } from "../api";
-import { type Again, addPainter, invalidate } from "../frameloop";
+import { type Again, addPainter, invalidate, paintWhenRestored } from "../frameloop";
 import { palette } from "../palette";
 import type { JobStore } from "../store/job";
 import type { GraphRuntime } from "../store/ops";
-import { reducedMotion } from "../store/session";
 import type { GraphDocument } from "../types";
+import { addSiblings, glows, NO_SHARES, type Shares, shares } from "./boxsums";
+import { fitCamera, MAX_SCALE, MIN_SCALE, PAD, PAD_BELOW, withBoxInView } from "./camera";
 import { type CriticalPath, criticalPath, NO_PATH } from "./critical";
-import { edgeKey } from "./edges";
 import { everyGroup, type Group } from "./group";
 import type { Layout, Place } from "./layout";
-import { fitCamera, MIN_SCALE, PAD, PAD_BELOW, paintGraph, pick } from "./paint";
+import { paintGraph, pick } from "./paint";
 import type { Plan } from "./plan";
 import { planGraph } from "./remote";
 import type { Camera } from "./scene";
@@ -42,6 +42,8 @@ export class GraphController {
   selected = -1;
 
   #camera: Camera = { x: 0, y: 0, scale: 1 };
+  /** Where a drag has pulled it to, which may be a place without a box. */
+  #pulled: Camera = this.#camera;
   #placed: Place = { aspect: 0, down: false };
   #fitted = true;
   #canvas: HTMLCanvasElement | null = null;
@@ -74,6 +76,7 @@ export class GraphController {
       addPainter(this.#painter),
       this.store.onFrame(() => invalidate(this.#painter)),
       () => observer.disconnect(),
+      paintWhenRestored(canvas, this.#painter),
     ];
     this.#resize();
     // The first layout was made before there was a canvas to fill.
@@ -110,6 +113,7 @@ export class GraphController {
       this.selected = -1;
     }
     if (document === null) {
+      this.busy.value = false;
       this.#laidOut(fresh);
       return;
     }
@@ -128,7 +132,6 @@ export class GraphController {
     try {
       const made = await plan;
       if (number !== this.#planning) return;
-      this.busy.value = false;
       this.#adopt(made, fresh);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
@@ -140,12 +143,24 @@ export class GraphController {
 
   #adopt(plan: Plan, fresh: boolean): void {
     const op = this.selectedOps()[0];
+    const before = this.layout;
+    this.busy.value = false;
     this.failure.value = null;
     this.groups = plan.groups;
     this.layout = plan.layout;
+    if (before !== null) this.#holdInPlace(before, plan.layout);
     this.selected = op === undefined ? -1 : (plan.layout.boxOfOp[op] ?? -1);
     this.#laidOut(fresh);
     if (this.#wantsAll) this.expandAll();
+  }
+
+  /** A box that a person opens, closes or has selected stays where it is on the screen. */
+  #holdInPlace(before: Layout, after: Layout): void {
+    const id = this.#wantedGroup ?? before.boxes[this.selected]?.id;
+    const [from, to] = [before, after].map((layout) => layout.boxes.find((box) => box.id === id));
+    if (from === undefined || to === undefined) return;
+    const { x, y, scale } = this.#camera;
+    this.#camera = { scale, x: x + (from.x - to.x) * scale, y: y + (from.y - to.y) * scale };
   }
 
   #laidOut(fresh: boolean): void {
@@ -153,6 +168,7 @@ export class GraphController {
     this.#criticalRows = -1;
     this.#shares = NO_SHARES;
     if (this.#fitted || fresh) this.fit();
+    else this.#lookFrom(this.#camera);
     this.layoutVersion.value += 1;
     this.repaint();
     const [wanted, group] = [this.#wanted, this.#wantedGroup];
@@ -212,7 +228,15 @@ export class GraphController {
   /** Expand every group, of a graph that is still being laid out as soon as it is. */
   expandAll(): void {
     this.#wantsAll = this.layout === null;
-    if (!this.#wantsAll) this.setExpanded(new Set(everyGroup(this.groups).map((group) => group.id)));
+    if (this.#wantsAll) return;
+    this.#fitted = true; // all is to be seen
+    this.setExpanded(new Set(everyGroup(this.groups).map((group) => group.id)));
+  }
+
+  collapseAll(): void {
+    this.#wantsAll = false;
+    this.#fitted = true;
+    this.setExpanded(new Set());
   }
 
   setExpanded(ids: ReadonlySet<string>): void {
@@ -230,18 +254,42 @@ export class GraphController {
     this.repaint();
   }
 
+  /** Move by pixels. A drag is one `hold` and many moves: it gets across a place without boxes that way. */
   pan(dx: number, dy: number): void {
-    this.#camera = { ...this.#camera, x: this.#camera.x + dx, y: this.#camera.y + dy };
+    const pulled = { ...this.#pulled, x: this.#pulled.x + dx, y: this.#pulled.y + dy };
+    this.#moveTo(pulled);
+    this.#pulled = pulled;
+  }
+
+  /** Begin a drag, from what is seen. */
+  hold(): void {
+    this.#pulled = this.#camera;
+  }
+
+  zoom(factor: number, px: number, py: number): void {
+    const { x, y, scale: now } = this.#camera;
+    const scale = Math.min(MAX_SCALE, Math.max(this.#leastScale(), now * factor));
+    const k = scale / now;
+    this.#moveTo({ scale, x: px - (px - x) * k, y: py - (py - y) * k });
+  }
+
+  /** Half of what shows everything. */
+  #leastScale(): number {
+    if (this.layout === null || this.#canvas === null) return MIN_SCALE;
+    const fitted = fitCamera(this.layout, this.#canvas.clientWidth, this.#canvas.clientHeight);
+    return Math.max(MIN_SCALE, Math.min(this.#camera.scale, fitted.scale / 2));
+  }
+
+  #moveTo(camera: Camera): void {
+    this.#lookFrom(camera);
     this.#fitted = false;
     this.repaint();
   }
 
-  zoom(factor: number, px: number, py: number): void {
-    const scale = Math.min(4, Math.max(MIN_SCALE, this.#camera.scale * factor));
-    const k = scale / this.#camera.scale;
-    this.#camera = { scale, x: px - (px - this.#camera.x) * k, y: py - (py - this.#camera.y) * k };
-    this.#fitted = false;
-    this.repaint();
+  #lookFrom(wished: Camera): void {
+    const { clientWidth: w, clientHeight: h } = this.#canvas ?? { clientWidth: 0, clientHeight: 0 };
+    this.#camera = this.layout === null ? wished : withBoxInView(this.layout, wished, w, h);
+    this.#pulled = this.#camera;
   }
 
   #place(): Place {
@@ -255,6 +303,7 @@ export class GraphController {
     if (this.layout === null || this.#canvas === null) return;
     const { clientWidth: w, clientHeight: h } = this.#canvas;
     this.#camera = fitCamera(this.layout, w, h);
+    this.#pulled = this.#camera;
     const needed = this.layout.down ? this.layout.height * this.#camera.scale + PAD.top + PAD_BELOW : 0;
     this.#canvas.parentElement?.style.setProperty("--graph-height", `${Math.ceil(needed)}px`);
     this.#fitted = true;
@@ -298,13 +347,11 @@ export class GraphController {
     const inside = x > 0 && y > 30 && x + box.w * scale < canvas.clientWidth && y + box.h * scale < canvas.clientHeight;
     if (inside && scale > 0.5) return;
     const next = Math.max(scale, 0.8);
-    this.#camera = {
+    this.#moveTo({
       scale: next,
       x: canvas.clientWidth / 2 - (box.x + box.w / 2) * next,
       y: canvas.clientHeight / 2 - (box.y + box.h / 2) * next,
-    };
-    this.#fitted = false;
-    this.repaint();
+    });
   }
 
   #resize(): void {
@@ -319,6 +366,7 @@ export class GraphController {
     const turned = place.down !== this.#placed.down;
     if (turned || (this.#fitted && place.aspect !== this.#placed.aspect)) this.relayout(this.#document);
     else if (this.#fitted) this.fit();
+    else this.#lookFrom(this.#camera);
     this.repaint();
     // A new size clears the canvas: it is painted before anyone sees it.
     if (resized && this.layout !== null) this.#paint(performance.now());
@@ -378,81 +426,8 @@ export class GraphController {
   }
 }
 
-/** The box around each box of a layout, -1 for none; typed, as paths are walked up for thousands of operators. */
-function parentsOf(layout: Layout): Int32Array {
-  let found = parents.get(layout);
-  if (found === undefined) {
-    found = Int32Array.from(layout.boxes, (box) => box.parent);
-    parents.set(layout, found);
-  }
-  return found;
-}
-
-const parents = new WeakMap<Layout, Int32Array>();
-
-/** Add the edges between boxes around two operators that stand in the same frame: there an edge is drawn. */
-function addSiblings(edges: Set<number>, layout: Layout, from: number, to: number): void {
-  const parent = parentsOf(layout);
-  for (let a = layout.boxOfOp[from] ?? -1; a >= 0; a = parent[a] ?? -1) {
-    for (let b = layout.boxOfOp[to] ?? -1; b >= 0; b = parent[b] ?? -1) {
-      if (a === b || parent[a] !== parent[b]) continue;
-      edges.add(edgeKey(a, b));
-      break;
-    }
-  }
-}
-
 /** The groups around an operator, the outermost first. */
 function pathTo(groups: readonly Group[], op: number): Group[] {
   const found = groups.find((group) => group.ops.includes(op));
   return found === undefined ? [] : [found, ...pathTo(found.children, op)];
-}
-
-interface Shares {
-  /** Rows of the graph that they were computed from. */
-  readonly rows: number;
-  readonly share: Float64Array;
-  readonly maxShare: number;
-}
-const NO_SHARES: Shares = { rows: -1, share: new Float64Array(0), maxShare: 0 };
-
-/** Share of operator time by box. O(operators). */
-function shares(layout: Layout, graph: GraphRuntime): Shares {
-  const share = new Float64Array(layout.boxes.length);
-  let total = 0;
-  for (let op = 0; op < layout.boxOfOp.length; op++) {
-    if ((layout.groupBoxOfOp[op] ?? -1) < 0) continue;
-    const spent = graph.totalNs[op] ?? 0;
-    total += spent;
-    for (let box = layout.boxOfOp[op] ?? -1; box >= 0; box = layout.boxes[box]?.parent ?? -1) {
-      share[box] = (share[box] ?? 0) + spent;
-    }
-  }
-  if (total === 0) return { rows: graph.rows, share: share.fill(Number.NaN), maxShare: 0 };
-  let maxShare = 0;
-  layout.boxes.forEach((box, index) => {
-    share[index] = (share[index] ?? 0) / total;
-    if (!box.expanded) maxShare = Math.max(maxShare, share[index] ?? 0);
-  });
-  return { rows: graph.rows, share, maxShare };
-}
-
-function glows(layout: Layout, graph: GraphRuntime, nowMs: number): Float64Array {
-  const glow = new Float64Array(layout.boxes.length);
-  const still = reducedMotion.matches;
-  for (let op = 0; op < layout.boxOfOp.length; op++) {
-    const lit = graph.glow(op, nowMs);
-    const box = layout.boxOfOp[op] ?? -1;
-    if (lit > 0 && box >= 0) glow[box] = Math.max(glow[box] ?? 0, still ? 1 : lit);
-  }
-  spread(glow, parentsOf(layout));
-  return glow;
-}
-
-/** A box is as bright as the brightest inside it. One that is brighter already has those around it so, or comes itself. */
-function spread(glow: Float64Array, parent: Int32Array): void {
-  for (let box = 0; box < glow.length; box++) {
-    const lit = glow[box] ?? 0;
-    for (let up = parent[box] ?? -1; up >= 0 && (glow[up] ?? 0) < lit; up = parent[up] ?? -1) glow[up] = lit;
-  }
 }

@@ -9,7 +9,6 @@ import type { Box, Layout } from "./layout";
 import { type Camera, isDrawn, isOpen, type Scene } from "./scene";
 import { paintText, roomFor } from "./text";
 
-export const MIN_SCALE = 0.004;
 /** Boxes from this height on have room for a bar that shows the share. */
 const TALL_H = 54;
 
@@ -112,24 +111,4 @@ export function pick(layout: Layout, camera: Camera, px: number, py: number): nu
     if (x >= box.x && x <= box.x + box.w && y >= box.y && y <= box.y + box.h) return index;
   }
   return -1;
-}
-
-/** Around a graph that is fitted into its canvas; the hint stands below. */
-export const PAD = { x: 20, top: 20, bottom: 40 } as const;
-/** What a narrow page needs below instead: there the hint has two lines. */
-export const PAD_BELOW = 60;
-
-export function fitCamera(layout: Layout, w: number, h: number): Camera {
-  if (layout.width === 0 || w === 0) return { x: PAD.x, y: PAD.top, scale: 1 };
-  if (layout.down) {
-    const scale = Math.max(MIN_SCALE, Math.min(1.25, (w - PAD.x) / layout.width));
-    return { x: (w - layout.width * scale) / 2, y: PAD.top, scale };
-  }
-  const room = h - PAD.top - PAD.bottom;
-  const scale = Math.max(MIN_SCALE, Math.min(1.25, (w - 2 * PAD.x) / layout.width, room / layout.height));
-  return {
-    x: (w - layout.width * scale) / 2,
-    y: PAD.top + Math.max(0, (room - layout.height * scale) / 2),
-    scale,
-  };
 }

@@ -3,7 +3,7 @@
  * keeps the step that one is looking at, and says how many newer ones have come since.
  */
 import { signal } from "@preact/signals";
-import { type Again, addPainter, invalidate } from "../frameloop";
+import { type Again, addPainter, invalidate, paintWhenRestored } from "../frameloop";
 import { palette } from "../palette";
 import type { Sampled } from "../store/history";
 import type { JobStore } from "../store/job";
@@ -54,12 +54,12 @@ export class TimelineController {
     this.#canvas = canvas;
     const observer = new ResizeObserver(() => this.#resize());
     observer.observe(canvas.parentElement ?? canvas);
-    const remove = addPainter(this.#painter);
+    const remove = [addPainter(this.#painter), paintWhenRestored(canvas, this.#painter)];
     this.#resize();
     const detach = () => {
       if (this.#detach !== detach) return;
       this.#detach = () => {};
-      remove();
+      for (const one of remove) one();
       observer.disconnect();
       clearTimeout(this.#later);
       this.#later = undefined;

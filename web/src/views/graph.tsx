@@ -39,7 +39,7 @@ export function GraphView({ parts }: { parts: JobParts }) {
       ) : tableShown() ? (
         <OperatorTable store={store} graph={graph} />
       ) : (
-        <GraphCanvas graph={graph} />
+        <GraphCanvas graph={graph} operators={document.ops.length} />
       )}
       {graph.failure.value !== null && (
         <ErrorCard error={graph.failure.value} retry={() => graph.relayout(store.shownDocument.value)} />
@@ -149,7 +149,7 @@ function graphLabel(store: JobStore, graph: GraphRuntime): string {
 }
 
 function toggleAll(graph: GraphController): void {
-  if (graph.expanded.value.size > 0) graph.setExpanded(new Set());
+  if (graph.expanded.value.size > 0) graph.collapseAll();
   else graph.expandAll();
 }
 
@@ -174,7 +174,7 @@ function ReplicaSelect({ graph, count }: { graph: GraphController; count: number
   );
 }
 
-function GraphCanvas({ graph }: { graph: GraphController }) {
+function GraphCanvas({ graph, operators }: { graph: GraphController; operators: number }) {
   const canvas = useRef<HTMLCanvasElement>(null);
   useEffect(() => {
     const element = canvas.current;
@@ -200,6 +200,19 @@ function GraphCanvas({ graph }: { graph: GraphController }) {
         <span aria-hidden="true">●</span> ran in the last events · <span class="critical">▬</span> critical path ·
         double-click or Enter expands · f fits · ? keys
       </span>
+      <LayingOut graph={graph} operators={operators} />
+    </div>
+  );
+}
+
+/** Instead of an empty canvas, or of what another graph left on it. A later layout leaves the one before in its place. */
+function LayingOut({ graph, operators }: { graph: GraphController; operators: number }) {
+  graph.layoutVersion.value;
+  if (!graph.busy.value || graph.layout !== null) return null;
+  return (
+    <div class="laying-out" role="status" data-testid="laying-out">
+      <b>Laying out {plural(operators, "operator")}…</b>
+      <span>The table shows them already.</span>
     </div>
   );
 }
@@ -251,6 +264,7 @@ function listenToMouse(canvas: HTMLCanvasElement, graph: GraphController): () =>
     },
     pointerdown: (event: PointerEvent) => {
       drag = { x: event.clientX, y: event.clientY, moved: false };
+      graph.hold();
       canvas.setPointerCapture(event.pointerId);
     },
     pointermove: (event: PointerEvent) => {
