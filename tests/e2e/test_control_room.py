@@ -78,7 +78,7 @@ def test_the_trainer_that_others_wait_for_is_named_by_step(open_page: Open, feed
         trainer.steps(60, sampled=True, between_ms=30 if index == 1 else 1)
     page = open_page(f"/jobs/{trainers[0].job_id}?tab=sync").page
     says = page.get_by_test_id("ranks-says")
-    expect(says).to_contain_text(re.compile(r"Trainer 1 arrives \d\d\.\d ms later than the others, between its steps"))
+    expect(says).to_contain_text(re.compile(r"Trainer 1 arrives \d\d\.\d\sms later than the others, between its steps"))
     expect(page.get_by_test_id("rank-1")).to_have_attribute(
         "aria-label", re.compile(r"trainer 1: .* later between its")
     )
@@ -87,7 +87,7 @@ def test_the_trainer_that_others_wait_for_is_named_by_step(open_page: Open, feed
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowLeft")
     expect(page.get_by_test_id("rank-1")).to_be_focused()
-    expect(says).to_contain_text(re.compile(r"trainer 1, step 59: \d\d\.\d ms later; operators"))
+    expect(says).to_contain_text(re.compile(r"trainer 1, step 59: \d\d\.\d\sms later; operators"))
     expect(page.get_by_test_id("rank-1")).to_have_attribute("aria-valuetext", re.compile("trainer 1, step 59: "))
     page.keyboard.press("Enter")
     expect(page.get_by_test_id("strip-text")).to_contain_text("replay of step 60")  # the only one that was sampled
@@ -95,7 +95,7 @@ def test_the_trainer_that_others_wait_for_is_named_by_step(open_page: Open, feed
     row = page.get_by_test_id("rank-1").bounding_box()
     assert row is not None
     page.mouse.move(row["x"] + row["width"] - 3, row["y"] + row["height"] / 2)
-    expect(says).to_contain_text(re.compile(r"trainer 1, step 60: \d\d\.\d ms later; operators"))
+    expect(says).to_contain_text(re.compile(r"trainer 1, step 60: \d\d\.\d\sms later; operators"))
     page.mouse.click(row["x"] + row["width"] - 3, row["y"] + row["height"] / 2)
     expect(page.get_by_test_id("tab-timeline")).to_have_attribute("aria-selected", "true")
     expect(page.get_by_test_id("strip-text")).to_contain_text("replay of step 60")

@@ -152,7 +152,7 @@ def test_deep_link_selects_the_operator(browser_page: Watched, server: RunningSe
     expect(panel).to_contain_text("aten.addmm.default")
     expect(panel).to_contain_text("tower.fc_1")
     expect(panel).to_contain_text("train.py:41")
-    expect(panel).to_contain_text(re.compile(r"\d (µs|ms)"))
+    expect(panel).to_contain_text(re.compile(r"\d\s(µs|ms)"))
 
 
 def test_click_on_a_slice_selects_its_operator(browser_page: Watched, server: RunningServer, job: Feeder) -> None:
@@ -177,7 +177,7 @@ def test_time_between_two_points_is_measured(browser_page: Watched, server: Runn
     page.mouse.up()
     page.keyboard.up("Shift")
     measured = page.get_by_test_id("measured")
-    expect(measured).to_have_text(re.compile(r"^[\d.]+ (µs|ms) from [\d.]+ (µs|ms)$"))
+    expect(measured).to_have_text(re.compile(r"^[\d.]+\s(µs|ms) from [\d.]+\s(µs|ms)$"))
     by_hand = measured.inner_text()
     canvas.focus()
     page.keyboard.press("ArrowRight")
@@ -185,7 +185,7 @@ def test_time_between_two_points_is_measured(browser_page: Watched, server: Runn
     expect(measured).to_have_text(re.compile(r"^from .* to …$"))
     page.keyboard.press("ArrowRight")
     page.keyboard.press("m")
-    expect(measured).to_have_text(re.compile(r"^[\d.]+ (ns|µs|ms) from "))
+    expect(measured).to_have_text(re.compile(r"^[\d.]+\s(ns|µs|ms) from "))
     assert measured.inner_text() != by_hand
 
 

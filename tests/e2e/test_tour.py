@@ -66,7 +66,7 @@ def test_the_tour_leads_from_a_slow_job_to_its_cause(open_page: Open, server: Ru
     page = open_page(f"/jobs/{job}").page
     first = page.get_by_test_id("diagnosis").get_by_role("link").first
     expect(first).to_contain_text(
-        re.compile(r"input: \d+ % of the step waits for data: .* between steps"), timeout=WAIT_MS
+        re.compile(r"input: \d+\s% of the step waits for data: .* between steps"), timeout=WAIT_MS
     )
     page.wait_for_function("() => window.__penstock.lossPoints() > 300", timeout=WAIT_MS)
     _picture(page, 1)

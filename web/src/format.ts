@@ -1,6 +1,13 @@
 /** Numbers, times and sizes as text. Pure; every number on the dashboard goes through here, so units agree. */
 
 const THIN = "\u202f";
+/** Between a number and its unit, which a line never parts. */
+const FIRM = "\u00a0";
+const UNITS = "%|[nµm]?s|min|h|d|[kMGT]?i?B";
+const NUMBER_AND_UNIT = new RegExp(`(\\d) (?=(?:${UNITS})(?![\\p{L}\\p{N}]))`, "gu");
+
+/** A sentence of the server's, in which no line parts a number from its unit. */
+export const firm = (sentence: string): string => sentence.replace(NUMBER_AND_UNIT, `$1${FIRM}`);
 
 export function integer(value: number): string {
   return Math.round(value)
@@ -20,7 +27,7 @@ export function compact(value: number): string {
 }
 
 export function bytes(value: number): string {
-  if (value < 1000) return `${Math.round(value)} B`;
+  if (value < 1000) return `${Math.round(value)}${FIRM}B`;
   const units = ["kB", "MB", "GB", "TB"];
   let scaled = value;
   let unit = -1;
@@ -28,16 +35,16 @@ export function bytes(value: number): string {
     scaled /= 1000;
     unit += 1;
   }
-  return `${scaled >= 100 ? scaled.toFixed(0) : scaled.toPrecision(3)} ${units[unit] ?? "B"}`;
+  return `${scaled >= 100 ? scaled.toFixed(0) : scaled.toPrecision(3)}${FIRM}${units[unit] ?? "B"}`;
 }
 
 /** Nanoseconds with the unit that keeps three digits. */
 export function nanos(value: number): string {
   if (!Number.isFinite(value)) return "–";
-  if (value < 1000) return `${Math.round(value)} ns`;
-  if (value < 1e6) return `${three(value / 1e3)} µs`;
-  if (value < 1e9) return `${three(value / 1e6)} ms`;
-  return `${three(value / 1e9)} s`;
+  if (value < 1000) return `${Math.round(value)}${FIRM}ns`;
+  if (value < 1e6) return `${three(value / 1e3)}${FIRM}µs`;
+  if (value < 1e9) return `${three(value / 1e6)}${FIRM}ms`;
+  return `${three(value / 1e9)}${FIRM}s`;
 }
 
 function three(value: number): string {
@@ -46,7 +53,7 @@ function three(value: number): string {
 
 /** Always milliseconds, so that a column of waits can be compared by eye. */
 export function millis(valueNs: number): string {
-  return `${(valueNs / 1e6).toFixed(valueNs >= 1e8 ? 0 : valueNs >= 1e7 ? 1 : valueNs >= 1e6 ? 2 : 3)} ms`;
+  return `${(valueNs / 1e6).toFixed(valueNs >= 1e8 ? 0 : valueNs >= 1e7 ? 1 : valueNs >= 1e6 ? 2 : 3)}${FIRM}ms`;
 }
 
 /** 0.087 → "8.7 %". */
@@ -58,10 +65,10 @@ export function percent(share: number): string {
 export function seconds(value: number): string {
   if (!Number.isFinite(value) || value < 0) return "–";
   const whole = Math.round(value);
-  if (whole < 60) return `${whole} s`;
-  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
-  if (whole < 86_400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
-  return `${Math.floor(whole / 86_400)} d ${Math.floor((whole % 86_400) / 3600)} h`;
+  if (whole < 60) return `${whole}${FIRM}s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)}${FIRM}min ${whole % 60}${FIRM}s`;
+  if (whole < 86_400) return `${Math.floor(whole / 3600)}${FIRM}h ${Math.floor((whole % 3600) / 60)}${FIRM}min`;
+  return `${Math.floor(whole / 86_400)}${FIRM}d ${Math.floor((whole % 86_400) / 3600)}${FIRM}h`;
 }
 
 export function age(iso: string | null | undefined, nowMs: number): string {

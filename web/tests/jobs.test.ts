@@ -150,8 +150,12 @@ describe("with a browser's globals", () => {
 
   test("bytes of sparse parameters are shown and added; only what nobody counted varies", () => {
     const row = (bytes: number, sparse: boolean) => ({ bytes, sparse }) as SyncRow;
-    expect([row(4800.4, true), row(0, true), row(0, false)].map(sync.syncBytes)).toEqual(["4.80 kB", "varies", "0 B"]);
-    expect(sync.totalBytes([row(1000, false), row(4000, true)])).toBe("5.00 kB");
-    expect(sync.totalBytes([row(1000, false), row(0, true)])).toBe("1.00 kB and 1 sparse parameter");
+    expect([row(4800.4, true), row(0, true), row(0, false)].map(sync.syncBytes)).toEqual([
+      "4.80\u00a0kB",
+      "varies",
+      "0\u00a0B",
+    ]);
+    expect(sync.totalBytes([row(1000, false), row(4000, true)])).toBe("5.00\u00a0kB");
+    expect(sync.totalBytes([row(1000, false), row(0, true)])).toBe("1.00\u00a0kB and 1 sparse parameter");
   });
 });

@@ -47,8 +47,8 @@ function openBadge(): Badge {
   if (behind === null || quietMs === Number.POSITIVE_INFINITY)
     return { tone: "ok", text: "live", more: "· no events yet" };
   if (quietMs > QUIET_MS)
-    return { tone: "warn", text: "quiet", more: `· no events for ${integer(quietMs / 1000)} s ${dropped}` };
-  return { tone: behind > 2000 ? "warn" : "ok", text: "live", more: `· ${integer(behind)} ms behind ${dropped}` };
+    return { tone: "warn", text: "quiet", more: `· no events for ${integer(quietMs / 1000)}\u00a0s ${dropped}` };
+  return { tone: behind > 2000 ? "warn" : "ok", text: "live", more: `· ${integer(behind)}\u00a0ms behind ${dropped}` };
 }
 
 function LiveBadge() {

@@ -3,8 +3,10 @@
  *
  * Asked for anew when steps have arrived, at most every `ASK_MS`; and, where they should and do not, every `SILENT_MS`.
  */
+
 import { signal } from "@preact/signals";
 import { ApiError } from "../api";
+import { firm } from "../format";
 import type { Diagnosis, Finding } from "../types";
 
 export const ASK_MS = 3000;
@@ -50,4 +52,6 @@ export function shownFindings(findings: readonly Finding[]): Finding[] {
 
 /** A sentence with its `quoted` names set apart: "is 15.8 ms of", and whether each part is a name. */
 export const partsOf = (sentence: string): { readonly text: string; readonly isName: boolean }[] =>
-  sentence.split("`").map((text, index) => ({ text, isName: index % 2 === 1 }));
+  sentence
+    .split("`")
+    .map((text, index) => (index % 2 === 1 ? { text, isName: true } : { text: firm(text), isName: false }));

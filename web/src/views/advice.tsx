@@ -1,7 +1,7 @@
 /** Settings under which the job would be faster, as the server predicts them (core/penstock/advice), and "Run it". */
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, api } from "../api";
-import { integer, plural } from "../format";
+import { firm, integer, plural } from "../format";
 import { type Column, Empty, ErrorCard, Head } from "../parts/basics";
 import { Submit } from "../parts/submit";
 import type { JobStore } from "../store/job";
@@ -76,7 +76,7 @@ function Row({ option, job, measuredMs }: { option: AdvisedSetting; job: Job; me
       </td>
       <td class="num">{integer(option.samples_per_s)}</td>
       <td class="num">{`${Math.round(option.busy * 100)} %`}</td>
-      <td class="why-cell">{option.reason}</td>
+      <td class="why-cell">{firm(option.reason)}</td>
       <td>
         {!option.current && job.kind === "managed" && (
           <Submit job={job} label="Run it" about={option.name} env={option.env} testId="run-it" />
@@ -86,4 +86,4 @@ function Row({ option, job, measuredMs }: { option: AdvisedSetting; job: Job; me
   );
 }
 
-const milliseconds = (ms: number): string => `${ms.toFixed(ms < 10 ? 2 : 1)} ms`;
+const milliseconds = (ms: number): string => `${ms.toFixed(ms < 10 ? 2 : 1)}\u00a0ms`;

@@ -1,6 +1,6 @@
 /** What happened to the job (events) and what it was asked to do (config). */
 
-import { clock } from "../format";
+import { clock, firm } from "../format";
 import { Empty, Head } from "../parts/basics";
 import type { JobStore } from "../store/job";
 import { subjectOf } from "../subject";
@@ -30,8 +30,8 @@ export function EventsView({ store }: { store: JobStore }) {
                   </td>
                   <td title={event.subject}>{subjectOf(event, job, nodes)}</td>
                   <td>{event.to === null ? event.kind : `${event.from ?? "new"} → ${event.to}`}</td>
-                  <td>{event.reason ?? ""}</td>
-                  <td class="muted">{event.detail ?? ""}</td>
+                  <td>{firm(event.reason ?? "")}</td>
+                  <td class="muted">{firm(event.detail ?? "")}</td>
                 </tr>
               ))}
             </tbody>

@@ -3,7 +3,7 @@
 import { untracked, useSignalEffect } from "@preact/signals";
 import type { TargetedKeyboardEvent } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { integer, plural } from "../format";
+import { firm, integer, plural } from "../format";
 import type { GraphController } from "../graph/controller";
 import { Empty, ErrorCard } from "../parts/basics";
 import { setQuery, url } from "../router";
@@ -88,7 +88,7 @@ function NoGraph({ store }: { store: JobStore }) {
   }
   return (
     <Empty title="The graph appears when a trainer has built it">
-      <span>{job?.why}</span>
+      <span>{firm(job?.why ?? "")}</span>
     </Empty>
   );
 }

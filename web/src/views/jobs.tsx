@@ -1,7 +1,7 @@
 /** Jobs, newest first, and the trainers and pservers that are registered; all by websocket, nothing is polled. */
 
 import { ApiError } from "../api";
-import { age, compact, integer, metric, percent, plural, seconds, sentenceAndError } from "../format";
+import { age, compact, firm, integer, metric, percent, plural, seconds, sentenceAndError } from "../format";
 import { Empty, ErrorCard, Head, Link, Progress, StateChip } from "../parts/basics";
 import { jobHref, navigate, setQuery, url } from "../router";
 import { stream } from "../socket";
@@ -207,7 +207,7 @@ function JobRow({ job }: { job: Job }) {
 
 /** The sentence, and of a failure the line of the log that has the error; both wrap. */
 function Reason({ job }: { job: Job }) {
-  const [sentence, error] = sentenceAndError(job.why);
+  const [sentence, error] = sentenceAndError(firm(job.why));
   return (
     <>
       {sentence}

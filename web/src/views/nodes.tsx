@@ -1,7 +1,7 @@
 /** Nodes and what they have free: read when the page opens, then pushed by the server with the list of jobs. */
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, api } from "../api";
-import { age, bytes, plural } from "../format";
+import { age, bytes, firm, plural } from "../format";
 import { Empty, ErrorCard, Head, StateChip } from "../parts/basics";
 import { jobsStore } from "../store/current";
 import { nowMs } from "../store/session";
@@ -73,7 +73,7 @@ function PilotTable({ pilots }: { pilots: readonly PilotRow[] }) {
               <td>
                 <StateChip state={pilot.state} />
               </td>
-              <td>{pilot.reason}</td>
+              <td>{firm(pilot.reason)}</td>
             </tr>
           ))}
         </tbody>
@@ -128,7 +128,7 @@ function NodeLines({ node }: { node: NodeRow }) {
         <tr key={`${node.id} ${found.name}`} data-testid="finding">
           <td />
           <td colSpan={7} class="muted">
-            {found.level}: {found.name}: {found.detail}. {found.advice}
+            {found.level}: {found.name}: {firm(`${found.detail}. ${found.advice}`)}
           </td>
         </tr>
       ))}

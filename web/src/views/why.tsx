@@ -1,7 +1,7 @@
 /** The sentences in the header: what the job waits for or why it failed, and why its steps take as long as they do. */
 import { effect, untracked } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { sentenceAndError } from "../format";
+import { firm, sentenceAndError } from "../format";
 import { toneOf } from "../parts/basics";
 import { jobHref, navigate, TABS, type Tab } from "../router";
 import { partsOf, shownFindings } from "../store/diagnosis";
@@ -22,7 +22,7 @@ export function Why({ job, store }: { job: Job; store: JobStore }) {
     [store],
   );
   const findings = shownFindings(store.diagnosis.findings.value);
-  const [sentence, error] = sentenceAndError(job.why);
+  const [sentence, error] = sentenceAndError(firm(job.why));
   const saysWhy = job.state !== "RUNNING" || findings.length === 0;
   const diagnosed = (job.state === "RUNNING" || isTerminal(job)) && findings.length > 0;
   if (job.why === "" && !diagnosed) return <span />;
