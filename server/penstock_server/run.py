@@ -24,6 +24,7 @@ from penstock.machine.network import family_of, only_loopback
 from penstock.protocol.frames import MAX_FRAME_BYTES
 from penstock_server.admission import BACKLOG, AcceptErrors, Admission, room_for_connections
 from penstock_server.app import app_of
+from penstock_server.garbage import rarely_collected
 from penstock_server.runtime import Runtime, open_runtime
 from penstock_server.settings import Settings
 from penstock_server.statedir import write_address
@@ -131,7 +132,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         _stop_on_signals(server)
         ending = asyncio.create_task(_stop_when_taken_over(server, runtime))
         try:
-            await server.serve(sockets=[listener])
+            async with rarely_collected():
+                await server.serve(sockets=[listener])
         finally:
             ending.cancel()
         if runtime.database.taken_over.is_set():

@@ -1,0 +1,46 @@
+"""Collecting garbage without stopping the server: the interpreter does so with everything else standing still.
+
+A collection of all generations takes 150 ms of a server with 200 agents and 1,000 jobs, once in a few seconds: each is
+a request that takes as long. Most of what it looks at are modules and classes, which never become garbage. So those are
+taken out of its sight once the server has started, and all that is left is looked at seldom: what lives on for long is
+rarely part of a cycle, and short cycles are found by collections of the younger generations.
+
+Source: the manual of Python's `gc`, `freeze`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+YOUNG = 5_000
+"""New objects after which the youngest are looked at: some 2 ms."""
+MIDDLE = 10
+"""Such collections after which the second generation is looked at, too."""
+_NEVER = 1_000_000
+EVERY_S = 60.0
+"""How often everything is looked at that was made since the start."""
+
+
+@asynccontextmanager
+async def rarely_collected(*, every_s: float = EVERY_S) -> AsyncIterator[None]:
+    """Collect like this until the block ends, for the whole process; then as before."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG, MIDDLE, _NEVER)
+    collecting = asyncio.create_task(_collect(every_s), name="garbage")
+    try:
+        yield
+    finally:
+        collecting.cancel()
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+async def _collect(every_s: float) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        gc.collect()
