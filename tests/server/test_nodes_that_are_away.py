@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.server.harness import FakeClock, Server, running, settings_for
-from tests.support.waiting import until_answer
+from tests.support.waiting import LIMIT_S, until_answer
 
 pytestmark = pytest.mark.asyncio
 
@@ -50,17 +51,19 @@ async def test_heartbeat_during_a_look_at_leases_brings_the_node_back(
     async with running(settings_for(tmp_path), clock) as server:
         node = await server.join()
         async with server.agent(node):
-            overdue = server.runtime.reports.overdue
+            overdue, was_unreachable = server.runtime.reports.overdue, asyncio.Event()
 
             async def heartbeat_meanwhile() -> None:
                 await overdue()
                 if await node_state(server, "n1") == "UNREACHABLE":
                     monkeypatch.undo()
                     server.runtime.leases.renew(node[0])
+                    was_unreachable.set()  # until the next look only, which may be before the test can ask
 
             monkeypatch.setattr(server.runtime.reports, "overdue", heartbeat_meanwhile)
             clock.advance(17)
-            await in_state(server, "n1", "UNREACHABLE")
+            async with asyncio.timeout(LIMIT_S):
+                await was_unreachable.wait()
             await in_state(server, "n1", "READY")
 
 
