@@ -60,7 +60,8 @@ def place(needs: Sequence[Need], rooms: Sequence[Room]) -> Chosen | Waits:
     if not rooms:
         return Waits("waits for a node: none is READY. Start one with `penstock agent join`.", forever=True)
     free = {room.node_id: room.free for room in rooms}
-    left = {room.node_id: dict.fromkeys(room.ports) for room in rooms}
+    has_ports = any(need.num_ports for need in needs)
+    left = {room.node_id: dict.fromkeys(room.ports if has_ports else ()) for room in rooms}
     chosen: dict[int, str] = {}
     ports: dict[int, tuple[int, ...]] = {}
     order = sorted(range(len(needs)), key=lambda i: (_weight(needs[i].amounts), -i), reverse=True)
@@ -82,12 +83,18 @@ def place(needs: Sequence[Need], rooms: Sequence[Room]) -> Chosen | Waits:
 
 def take(rooms: Sequence[Room], needs: Sequence[Need], placed: Chosen) -> list[Room]:
     """Return the rooms as they are once the placement stands."""
-    free = {room.node_id: room.free for room in rooms}
-    host = {room.node_id: room.host for room in rooms}
+    mine = {room.node_id: room for room in rooms if room.node_id in placed.node_ids}
+    free = {node_id: room.free for node_id, room in mine.items()}
     for need, node_id in zip(needs, placed.node_ids, strict=True):
         free[node_id] = _minus(free[node_id], need.amounts)
-    taken = {(host[placed.node_ids[i]], port) for i, ports in placed.ports.items() for port in ports}
-    return [replace(room, free=free[room.node_id], ports=_free_ports(room, taken)) for room in rooms]
+    taken = {(mine[placed.node_ids[i]].host, port) for i, ports in placed.ports.items() for port in ports}
+    hosts = {host for host, _ in taken}
+    return [
+        replace(room, free=free.get(room.node_id, room.free), ports=_free_ports(room, taken))
+        if room.node_id in free or room.host in hosts
+        else room
+        for room in rooms
+    ]
 
 
 def verdicts(needs: Sequence[Need], rooms: Sequence[Room], answer: Chosen | Waits) -> dict[str, str]:

@@ -11,7 +11,8 @@ from penstock_server.schemas import api
 from penstock_server.services.fairness import Terms, Use, over_quota
 from penstock_server.services.pilots import STAYS, place_job, takes
 from penstock_server.services.placement import Chosen, Waits, verdicts
-from penstock_server.services.scheduling import Scheduling, needs_of, nowhere, rooms_of, terms, uses
+from penstock_server.services.scheduling import Scheduling, needs_of
+from penstock_server.services.survey import nowhere, rooms_of, terms, uses
 from penstock_server.streams.agents import Agents
 from penstock_server.tables import NodeRow
 

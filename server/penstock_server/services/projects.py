@@ -8,7 +8,7 @@ from penstock.protocol.states import JobState
 from penstock_server.db import Database
 from penstock_server.schemas import api
 from penstock_server.services.fairness import Terms, Use
-from penstock_server.services.scheduling import terms, uses
+from penstock_server.services.survey import terms, uses
 from penstock_server.tables import JobRow, ProjectRow
 
 

@@ -1,0 +1,187 @@
+"""A pass of the scheduler decides while others write: it holds them up briefly, and starts only what still stands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from sqlalchemy import select
+from tests.server.harness import FakeClock, migrate, settings_for
+from tests.support.waiting import until_async
+
+from penstock.protocol.agent import Hello, ReplicaReport
+from penstock.protocol.jobspec import JobSpec
+from penstock.protocol.states import ReplicaState
+from penstock_server.auth.principal import Principal
+from penstock_server.db import Database, Effects
+from penstock_server.runtime import Runtime, build
+from penstock_server.schemas import api
+from penstock_server.services.scheduling import JOBS_AT_ONCE
+from penstock_server.streams.agents import AgentLink
+from penstock_server.tables import ProjectRow, ReplicaRow
+
+pytestmark = pytest.mark.asyncio
+
+ASKER = Principal("token", "user", "test", frozenset({"submit"}))
+
+
+@dataclass
+class Site:
+    """The services of a server whose loops do not run: a pass is made when the test says so."""
+
+    runtime: Runtime
+
+    async def join(self, name: str, *, cpus: int) -> str:
+        """Join a node, and connect its agent."""
+        async with self.runtime.database.write() as tx:
+            made = self.runtime.tokens.mint(tx, "join", "join token", [], expires_in_s=300)
+        size = {"cpus": cpus, "gpus": 0, "memory_bytes": 64 << 30}
+        body = api.NodeJoin(join_token=made.secret, name=name, host=f"{name}.test", version="1", **size)
+        node_id = (await self.runtime.nodes.join(body)).node_id
+        await self.connect(node_id)
+        return node_id
+
+    async def connect(self, node_id: str) -> AgentLink:
+        link = AgentLink(node_id, self.runtime.clock.monotonic())
+        self.runtime.agents.connect(link, alive_s=1.0)
+        await self.runtime.reports.hello(node_id, Hello(version="1", boot_id="b", replicas=[]))
+        return link
+
+    async def submit(self, name: str = "job", **spec: Any) -> str:
+        return (await self.runtime.jobs.submit(JobSpec(name=name, entrypoint=["true"], **spec), ASKER, None)).id
+
+    async def state(self, job_id: str) -> str:
+        return (await self.runtime.jobs.get(job_id)).state
+
+    async def nodes_of(self, job_id: str) -> set[str | None]:
+        async with self.runtime.database.read() as session:
+            found = await session.execute(select(ReplicaRow.node_id).where(ReplicaRow.job_id == job_id))
+            return set(found.scalars())
+
+    async def end(self, job_id: str) -> None:
+        """Have the replicas of a job end well."""
+        async with self.runtime.database.read() as session:
+            rows = (await session.execute(select(ReplicaRow).where(ReplicaRow.job_id == job_id))).scalars().all()
+        for row in rows:
+            report = ReplicaReport(replica_id=row.id, epoch=row.epoch, state=ReplicaState.EXITED, exit_code=0)
+            assert row.node_id is not None
+            await self.runtime.reports.report(row.node_id, report)
+
+    async def pass_during(self, change: Callable[[], Awaitable[object]]) -> int:
+        """Have something change after a pass has read and before it writes; return how many jobs it started.
+
+        The test has the lock of writes until the pass waits for it, and `change` goes before the pass.
+        """
+        lock = self.runtime.database.lock
+        async with lock.turn(urgent=True):
+            passing = asyncio.create_task(self.runtime.scheduling.run())
+            await until_async(lambda: lock.num_waiting == 1)
+            changing = asyncio.ensure_future(change())
+            await until_async(lambda: lock.num_waiting == 2)
+        await changing
+        return await passing
+
+
+@pytest_asyncio.fixture
+async def site(database_url: str, tmp_path: Path) -> AsyncIterator[Site]:
+    await migrate(database_url)
+    database = Database(database_url)
+    try:
+        settings = settings_for(tmp_path)
+        settings.state_dir.mkdir(mode=0o700)
+        yield Site(build(settings, FakeClock(), database))
+    finally:
+        await database.close()
+
+
+async def test_a_pass_starts_a_few_jobs_in_each_transaction(site: Site) -> None:
+    await site.join("n1", cpus=64)
+    for number in range(3 * JOBS_AT_ONCE):
+        await site.submit(f"job-{number}", trainers={"count": 1, "cpus": 1, "memory": "1MiB"})
+    started: list[int] = []
+    site.runtime.database.on_commit = lambda effects: started.append(
+        sum(event.to_state == "STARTING" for event in effects.events)
+    )
+    assert await site.runtime.scheduling.run() == 3 * JOBS_AT_ONCE
+    assert started == [JOBS_AT_ONCE] * 3
+
+
+async def test_a_pass_decides_while_another_writes(site: Site) -> None:
+    await site.join("n1", cpus=4)
+    job = await site.submit()
+    assert await site.pass_during(lambda: site.submit("second")) == 1
+    assert await site.state(job) == "STARTING"
+
+
+async def test_node_cordoned_after_it_was_chosen_takes_no_job(site: Site) -> None:
+    small, large = await site.join("small", cpus=2), await site.join("large", cpus=8)
+    job = await site.submit(trainers={"count": 2, "cpus": 1, "memory": "1MiB"})
+    assert await site.pass_during(lambda: site.runtime.nodes.want(small, "cordon")) == 1
+    assert await site.nodes_of(job) == {large}
+
+
+async def test_agent_that_leaves_after_it_was_chosen_takes_no_job(site: Site) -> None:
+    small, large = await site.join("small", cpus=2), await site.join("large", cpus=8)
+    job = await site.submit(trainers={"count": 2, "cpus": 1, "memory": "1MiB"})
+
+    async def leave() -> None:
+        link = site.runtime.agents.get(small)
+        assert link is not None
+        link.leaving = "its time is over"
+        await site.submit("behind")  # any write
+
+    assert await site.pass_during(leave) == 2
+    assert await site.nodes_of(job) == {large}
+
+
+async def test_node_of_a_new_connection_is_looked_at_again(site: Site) -> None:
+    node = await site.join("n1", cpus=2)
+    job = await site.submit()
+    assert await site.pass_during(lambda: site.connect(node)) == 1
+    assert await site.state(job) == "STARTING"
+
+
+async def test_job_cancelled_after_it_was_placed_never_starts(site: Site) -> None:
+    await site.join("n1", cpus=1)
+    first = await site.submit("first")
+    second = await site.submit("second")
+    assert await site.pass_during(lambda: site.runtime.jobs.cancel(first, ASKER)) == 1
+    assert await site.state(first) == "CANCELLED"
+    assert (await site.nodes_of(first), await site.state(second)) == (set(), "STARTING")
+
+
+async def test_quota_set_after_a_job_was_placed_holds_it_back(site: Site) -> None:
+    await site.join("n1", cpus=4)
+    job = await site.submit(trainers={"count": 2, "cpus": 1, "memory": "1MiB"})
+
+    async def limit() -> None:
+        async with site.runtime.database.write(urgent=True) as tx:
+            tx.session.add(ProjectRow(name="default", share=1.0, max_cpus=1))
+
+    assert await site.pass_during(limit) == 0
+    assert "the quota of project 'default' is 1" in (await site.runtime.jobs.get(job)).why
+
+
+async def test_submission_behind_a_job_placed_meanwhile_is_looked_at(site: Site) -> None:
+    await site.join("n1", cpus=4)
+    scheduling = site.runtime.scheduling
+    whole = await site.submit("whole", trainers={"count": 4, "cpus": 1, "memory": "1MiB"})
+    await scheduling.run()
+    head = await site.submit("head", trainers={"count": 2, "cpus": 1, "memory": "1MiB"})
+    await scheduling.run()
+    await site.end(whole)
+    woken: list[Effects] = []
+    site.runtime.database.on_commit = woken.append
+    behind: list[str] = []
+
+    async def submit() -> None:
+        behind.append(await site.submit("behind"))
+
+    assert await site.pass_during(submit) == 2, "the pass is followed by another"
+    assert not any(effects.schedule for effects in woken), "nothing else would look at it"
+    assert (await site.state(head), await site.state(behind[0])) == ("STARTING", "STARTING")
