@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from penstock.alias import compat, log_helper, plot, version
+from penstock.alias import compat, log_helper, plot, version, wrapped_decorator
 from penstock.errors import SpecError
+from penstock.program.layers import nests
 
 
 def test_a_logger_writes_once_and_alone(capfd: pytest.CaptureFixture[str]) -> None:
@@ -60,3 +62,43 @@ def test_curves_are_kept_and_not_drawn_when_disabled(monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyError):
         curves.append("other", 1, 0.5)
     curves.reset()
+
+
+def test_a_manager_is_made_at_each_call_and_decorates_functions() -> None:
+    entered: list[str] = []
+
+    @wrapped_decorator.signature_safe_contextmanager
+    def noted(name: str) -> Iterator[str]:
+        """Note a name."""
+        entered.append(name)
+        yield name
+
+    with noted("a") as first, noted("b"):
+        assert (first, noted.__doc__) == ("a", "Note a name.")
+    assert noted("c")(lambda: len(entered))() == 3
+
+
+def test_a_wrapped_decorator_applies_at_each_call() -> None:
+    applied: list[str] = []
+
+    def counting(func: Callable[[int], int]) -> Callable[[int], int]:
+        applied.append(func.__name__)
+        return lambda value: func(value) + 1
+
+    @wrapped_decorator.wrap_decorator(counting)
+    def doubled(value: int) -> int:
+        return 2 * value
+
+    assert not applied
+    assert (doubled(1), doubled(2), applied) == (3, 5, ["doubled", "doubled"])
+
+
+@pytest.mark.parametrize(("value", "expected"), [(3, [3, 3]), ((1, 2), [1, 2])])
+def test_a_number_or_several_become_a_list(value: Any, expected: list[int]) -> None:
+    assert nests.convert_to_list(value, 2, "stride") == expected
+
+
+@pytest.mark.parametrize("value", [[1, 2, 3], "ab", [1, None]])
+def test_other_counts_and_no_numbers_are_refused(value: Any) -> None:
+    with pytest.raises(SpecError, match=r"stride is .*; expected a number or 2"):
+        nests.convert_to_list(value, 2, "stride")

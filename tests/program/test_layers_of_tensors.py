@@ -31,6 +31,11 @@ def _shard(ids: torch.Tensor) -> torch.Tensor:
 
 
 CASES: dict[str, Case] = {
+    "concat with ones behind": (
+        ((3,), (2, 1, 1)),
+        lambda x, y: L.concat([x, y], 1),
+        lambda x, y: torch.cat([x, y[:, :, 0, 0]], 1),
+    ),
     "bmm": (((2, 3), (3, 4)), L.bmm, torch.bmm),
     "dot of rows": (((3,), (3,)), L.dot, lambda x, y: (x * y).sum(1, keepdim=True)),
     "dot": (((), ()), L.dot, lambda x, y: torch.dot(x, y).reshape(1)),

@@ -19,10 +19,17 @@ from penstock.program.record.variable import Parameter, Variable, dtype_named
 from penstock.program.training.backward import grad_name
 
 Block._framework = Writer()
+
+
+def _get_var(name: str, program: Program | None = None) -> Variable:
+    """Return a variable of a program, by default the main one, by its name; scripts call it by Fluid's private name."""
+    return (program or default_main_program()).global_block().var(name)
+
+
 Operator, grad_var_name, convert_np_dtype_to_dtype_ = BlockOperator, grad_name, dtype_named
 
 __all__ = [
-    "Block", "Declared", "LayerHelper", "Operator", "Parameter", "Program", "Variable", "convert_np_dtype_to_dtype_",
-    "default_main_program", "default_startup_program", "device_guard", "grad_var_name", "in_dygraph_mode", "name_scope",
-    "program_guard", "switch_main_program", "switch_startup_program",
+    "Block", "Declared", "LayerHelper", "Operator", "Parameter", "Program", "Variable", "_get_var",
+    "convert_np_dtype_to_dtype_", "default_main_program", "default_startup_program", "device_guard", "grad_var_name",
+    "in_dygraph_mode", "name_scope", "program_guard", "switch_main_program", "switch_startup_program",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.errors import SpecError
 
-__all__ = ["assert_same_structure", "flatten", "is_sequence", "map_structure", "pack_sequence_as"]
+__all__ = ["assert_same_structure", "convert_to_list", "flatten", "is_sequence", "map_structure", "pack_sequence_as"]
 
 
 def is_sequence(seq: Any) -> bool:
@@ -25,6 +25,23 @@ def _parts(nest: Any) -> list[Any]:
 def flatten(nest: Any) -> list[Any]:
     """Return the values of a nest that are none themselves, in order."""
     return [leaf for part in _parts(nest) for leaf in flatten(part)] if is_sequence(nest) else [nest]
+
+
+def convert_to_list(value: Any, n: int, name: str, dtype: Callable[[Any], Any] = int) -> list[Any]:
+    """Return a number `n` times, or `n` numbers as a list. `name`: of the argument, for the error.
+
+    Raises SpecError for another count, or for what `dtype` does not convert. Source: fluid.layers.utils.
+    """
+    if not is_sequence(value):
+        value = [value] * n
+    numbers = list(value)
+    try:
+        _ = [dtype(number) for number in numbers]
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"{name} is {value!r}; expected a number or {n} of them") from error
+    if len(numbers) != n:
+        raise SpecError(f"{name} is {value!r}; expected a number or {n} of them, not {len(numbers)}")
+    return numbers
 
 
 def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any]) -> Any:

@@ -133,9 +133,18 @@ def argmax(x: Any, axis: int = 0) -> Any:
 
 
 def concat(input: Sequence[Any], axis: int = 0, name: str | None = None) -> Any:
-    """Concatenate along `axis`; what has no dimensions, a sum say, counts as one element."""
+    """Concatenate along `axis`; what has no dimensions, a sum say, counts as one element.
+
+    Fluid compares no more dimensions than the first input has: ones behind these are dropped from the others.
+    """
     with name_scope(name or default_main_program().unique("concat")):
-        return torch.cat([x if x.ndim else x.reshape([1]) for x in input], axis)
+        first, *others = [x if x.ndim else x.reshape([1]) for x in input]
+        return torch.cat([first, *(_without_ones_behind(x, first.ndim) for x in others)], axis)
+
+
+def _without_ones_behind(x: Any, dims: int) -> Any:
+    behind = x.desc.shape[dims:] if isinstance(x, Variable) else x.shape[dims:]
+    return x.flatten(dims - 1) if behind and all(size == 1 for size in behind) else x
 
 
 def reshape(

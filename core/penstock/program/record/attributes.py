@@ -51,6 +51,13 @@ class ParamAttr:
             "ParamAttr"
         )
 
+    @staticmethod
+    def _to_attr(arg: Any) -> Any:
+        """Return `of(arg)` under Fluid's private name, which libraries use: False for no parameter, and lists."""
+        if isinstance(arg, (list, tuple)):
+            return [ParamAttr._to_attr(one) for one in arg]
+        return ParamAttr.of(arg) or False
+
 
 def attributes_of(recording: Recording, name: str) -> ParamAttr:
     """Return how a parameter is trained; the default, to be changed, for one that was captured from a module."""
