@@ -92,3 +92,17 @@ def test_accumulators_are_made_once_and_before_they_are_read() -> None:
         losses(Twice(0.1, 0.9), "executor")
     with pytest.raises(ProgramError, match="there is no accumulator 'velocity' of 'table'"):
         losses(Never(0.1, 0.9), "executor")
+
+
+def test_the_rate_of_an_optimizer_is_its_schedule_or_made_by_minimize() -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        rate = layers.piecewise_decay([2, 4], [0.1, 0.01, 0.001])
+        assert fluid.optimizer.Momentum(rate, 0.9)._global_learning_rate() is rate
+        optimizer = fluid.optimizer.SGD(0.25)
+        assert optimizer._global_learning_rate() is None
+        optimizer.minimize(layers.mean(layers.fc(layers.data("x", [3]), 1)))
+        made = optimizer._global_learning_rate()
+        startup, scope, executor = fluid.default_startup_program(), fluid.Scope(), fluid.Executor(fluid.CPUPlace())
+        executor.run(startup, scope=scope)
+        (value,) = executor.run(feed={"x": np.ones((2, 3), "float32")}, fetch_list=[made], scope=scope)
+    assert float(value[0]) == 0.25

@@ -148,11 +148,11 @@ class Optimizer(Hooks, Minimizer):
         # State first: creating it records into the startup program, which has no roles.
         kinds = {one.param.desc.dtype for one in pending}
         rate_variable = self._rate(prefix, "float64" if "float64" in kinds else "float32")
-        rate = rate_variable.fake
+        self._rate_variable, rate = rate_variable, rate_variable.fake
         step = constant_state(f"{prefix}.step", 0.0).fake if self.counts_steps else None
         states = {one.param.name: self._state_of(one, prefix, step) for one in pending}
         if is_derived(self):
-            self._begin(prefix, rate_variable, pending)
+            self._begin(prefix, pending)
         for one in pending:
             if not self.sparse_kernel or self._changes(one):
                 one.reserve()

@@ -24,10 +24,12 @@ class Hooks:
     """Fluid's hooks; see the module. `type`: the name that the script's updates go by."""
 
     type: str
+    _learning_rate: Any
+    _rate_variable: Variable | None = None
 
-    def _begin(self, prefix: str, rate: Variable, pending: Sequence[PendingGradient]) -> None:
+    def _begin(self, prefix: str, pending: Sequence[PendingGradient]) -> None:
         """Have the state made."""
-        self._prefix, self._rate_variable = prefix, rate
+        self._prefix = prefix
         self._accumulators: dict[tuple[str, str], Variable] = {}
         for one in pending:
             if one.rows is not None:
@@ -77,9 +79,9 @@ class Hooks:
             raise ProgramError(f"{user_line()}: there is no accumulator {name!r} of {param.name!r}; add it first")
         return found
 
-    def _global_learning_rate(self, program: Any = None) -> Variable:
-        """Return the learning rate, one number."""
-        return self._rate_variable
+    def _global_learning_rate(self, program: Any = None) -> Variable | None:
+        """Return the learning rate, one number: a schedule, or what `minimize` has made of a number; None before."""
+        return self._learning_rate if isinstance(self._learning_rate, Variable) else self._rate_variable
 
     def _create_param_lr(self, param_and_grad: tuple[Variable, Variable]) -> Any:
         """Return the learning rate of one parameter."""
