@@ -103,6 +103,26 @@ def test_the_greedy_decoder_drops_repetitions_and_blanks() -> None:
     assert lengths.rows.tolist() == [[3], [1], [1]]
 
 
+def test_greedy_labels_of_ragged_rows_are_ragged() -> None:
+    best = [0, 1, 1, 0, 1, 2, 2, 2, 0, 0, 0, 3]
+    sizes = [[6, 2, 3, 1]]
+
+    def build() -> list[Any]:
+        found = L.ctc_greedy_decoder(L.data("x", [4], dtype="float64", lod_level=1), 0)
+        label = L.data("label", [1], dtype="int64", lod_level=1)
+        return [found, *L.edit_distance(found, label, normalized=False)]
+
+    label = fluid.create_lod_tensor(np.array([[1], [2], [2], [1], [3]]), [[2, 1, 1, 1]], PLACE)
+    rows = fluid.create_lod_tensor(np.eye(4)[best], sizes, PLACE)
+    (found, distance, count), _ = ran(build, {"x": rows, "label": label})
+    assert found.rows.tolist() == [[1], [1], [2], [2], [3]]
+    assert found.recursive_sequence_lengths() == [[3, 1, 0, 1]]
+    assert (distance.rows.tolist(), count.rows.tolist()) == ([[1.0], [0.0], [1.0], [0.0]], [4])
+    nothing = {"x": fluid.create_lod_tensor(np.eye(4)[[0, 0]], [[1, 1]], PLACE)}
+    (found, _, _), _ = ran(build, {**nothing, "label": fluid.create_lod_tensor(np.array([[1], [2]]), [[1, 1]], PLACE)})
+    assert (found.rows.tolist(), found.recursive_sequence_lengths()) == ([], [[0, 0]])
+
+
 FOUND, WANTED = [["kitten", "sunday", ""], ["sitting", "saturday", "ab"]]
 DISTANCES = [3.0, 3.0, 2.0]
 
@@ -207,7 +227,7 @@ def test_dynamic_lstmp_projects_each_output(peepholes: bool, reverse: bool, clip
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "warpctc": (lambda x: L.warpctc(x, x), "warpctc needs ragged rows"),
-    "decoder": (lambda x: L.ctc_greedy_decoder(x, 0), "ctc_greedy_decoder without input_length"),
+    "decoder": (lambda x: L.ctc_greedy_decoder(x, 0), "ctc_greedy_decoder needs ragged rows"),
     "edit_distance": (lambda x: L.edit_distance(x, x), "edit_distance needs ids"),
     "edit_distance rows": (lambda x: L.edit_distance(*[L.cast(x, "int64")] * 2), "edit_distance needs ragged rows"),
     "lstm_unit": (lambda x: L.lstm_unit(x, x[:, :2], x), "lstm_unit needs a hidden state of the cell's size 4"),

@@ -224,6 +224,29 @@ def test_im2sequence_gives_a_sequence_of_each_image() -> None:
     np.testing.assert_allclose(np.array(pooled), F.unfold(torch.from_numpy(x), 2).sum(2), rtol=1e-10)
 
 
+@pytest.mark.parametrize("width", [5, -1])
+@pytest.mark.parametrize("is_reverse", [False, True])
+def test_units_run_over_the_windows_of_images(width: int, is_reverse: bool) -> None:
+    x = np.random.default_rng(3).normal(size=(3, 2, 3, 5))
+
+    def build() -> list[Any]:
+        images = fluid.data("x", [-1, 2, 3, width], "float64")
+        images.stop_gradient = False
+        windows = L.im2sequence(images, [3, 1])
+        steps = L.reshape(L.transpose(images, [0, 3, 1, 2]), [0, -1, 6])
+        found = []
+        for rows in (windows, steps):
+            unit = L.dynamic_gru(rows, 2, fluid.ParamAttr("w"), fluid.ParamAttr("b"), is_reverse=is_reverse)
+            found.append(L.reshape(unit, [-1, 2]))
+        grads = [fluid.gradients(L.reduce_sum(one * one), images)[0] for one in found]
+        return [*found, *grads]
+
+    (rows, steps, of_rows, of_steps), _ = run(build, {"x": x})
+    np.testing.assert_allclose(np.array(rows), np.array(steps), rtol=1e-12)
+    np.testing.assert_allclose(np.array(of_rows), np.array(of_steps), rtol=1e-10)
+    assert np.abs(np.array(of_rows)).max() > 0.0
+
+
 def test_initializers_of_arrays_and_of_interpolation() -> None:
     array = np.random.default_rng(5).normal(size=(3, 2))
 

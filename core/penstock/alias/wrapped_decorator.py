@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = ["signature_safe_contextmanager", "wrap_decorator"]
@@ -23,8 +23,6 @@ def wrap_decorator(decorator_func: Callable[..., Any]) -> Callable[..., Any]:
     return decorate
 
 
-def signature_safe_contextmanager(
-    func: Callable[..., Iterator[Any]],
-) -> Callable[..., AbstractContextManager[Any]]:
+def signature_safe_contextmanager(func: Callable[..., Iterator[Any]]) -> Callable[..., Any]:
     """Return `contextlib.contextmanager(func)`; the manager is made at each call and may decorate functions."""
     return contextmanager(func)

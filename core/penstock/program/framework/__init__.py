@@ -23,7 +23,8 @@ Block._framework = Writer()
 
 def _get_var(name: str, program: Program | None = None) -> Variable:
     """Return a variable of a program, by default the main one, by its name; scripts call it by Fluid's private name."""
-    return (program or default_main_program()).global_block().var(name)
+    found: Variable = (program or default_main_program()).global_block().var(name)
+    return found
 
 
 Operator, grad_var_name, convert_np_dtype_to_dtype_ = BlockOperator, grad_name, dtype_named

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from penstock.errors import ProgramError
 from penstock.program.layers.expected import expect_ids, expect_rank, refuse
-from penstock.program.layers.sequences import is_sequence, padded
+from penstock.program.layers.sequences import is_sequence, padded, sequence_unpad
 from penstock.program.record.context import default_main_program, name_scope
-from penstock.program.record.source import user_line
+from penstock.program.record.unsized import reads_unsized
 from penstock.program.record.variable import record_call
 
 
@@ -49,19 +48,19 @@ def warpctc(
         return loss * share + loss.detach() * (1.0 - share)
 
 
+@reads_unsized
 def ctc_greedy_decoder(
     input: Any, blank: int, input_length: Any = None, padding_value: int = 0, name: str | None = None
-) -> tuple[Any, Any]:
+) -> Any:
     """Return the ids of the most probable classes, without repetitions and blanks, and how many there are.
 
     Shapes: input [n, t, classes], input_length int64 [n, 1]; results int64 [n, t], `padding_value` behind the ids, and
-    [n, 1]. Raises ProgramError without `input_length`: how many ids there are in ragged rows follows from data.
+    [n, 1]. Or, without `input_length`, ragged rows [rows, classes]; the one result is the ids int64 [found, 1], ragged,
+    whose rows follow from data. Fluid's has one row of -1 where no id is found at all, this one has none.
     """
     if input_length is None:
-        raise ProgramError(
-            f"{user_line()}: ctc_greedy_decoder without input_length gives as many rows as ids are found, which a "
-            "recorded program cannot do. Give it a padded batch [n, t, classes] (layers.sequence_pad) and its lengths"
-        )
+        steps, own = _rows("ctc_greedy_decoder", input)
+        return sequence_unpad(*ctc_greedy_decoder(steps, blank, own, padding_value, name)).reshape([-1, 1])
     expect_rank("ctc_greedy_decoder", input, 3)
     with name_scope(name or default_main_program().unique("ctc_greedy_decoder")), torch.no_grad():
         best = input.argmax(2)
@@ -75,6 +74,7 @@ def ctc_greedy_decoder(
         return found, kept.to(torch.int64).sum(1, keepdim=True)
 
 
+@reads_unsized
 def edit_distance(
     input: Any,
     label: Any,

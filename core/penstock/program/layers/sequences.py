@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from penstock.errors import ProgramError
-from penstock.program.expr import Expr
+from penstock.program.expr import Dim, Expr
 from penstock.program.ir import VarDesc
 from penstock.program.layers.inputs import fluid_data, rows_input, steps_input
 from penstock.program.layers.levels import counted, picked_rows, repeat_sequences
 from penstock.program.layers.network import fc
 from penstock.program.layers.sizes import known_size
+from penstock.program.program import Program
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.opening import recording_of
 from penstock.program.record.ragged import join_rows
@@ -88,11 +89,13 @@ def is_sequence(x: Any) -> bool:
 def padded(layer: str, x: Any) -> tuple[Any, Any]:
     """Return ragged rows as [n, steps, …] with zeros behind, and their lengths."""
     own = _expect_lengths(layer, x)
-    steps = _steps(x)
+    steps, recording = _steps(x), recording_of(default_main_program())
+    if steps is None and recording.open_blocks:
+        steps = counted(recording, torch.max(own))
     if steps is None:
         raise ProgramError(
             f"{user_line()}: {layer}: how long the longest sequence of {x} is follows from data; it is known of "
-            "inputs, and of what has their rows",
+            "inputs, of what has their rows, and of images as sequences",
             variable=x.name,
         )
     return _in_rows(x, own, steps, x.new_zeros([1, *x.shape[1:]])), own
@@ -346,9 +349,24 @@ def _windows(x: Any, lengths: Any, first: int, size: int, pad_value: float) -> A
 
 
 def _steps(x: Any) -> Any:
-    """The steps of the longest of the sequences that x has; None where no input has them."""
-    owner = ragged_with_rows(default_main_program(), x.desc.shape[0])
-    return None if owner is None or not owner.feed else steps_input(owner.name)
+    """The steps of the longest of the sequences that x has; None where neither an input nor one length tells."""
+    program = default_main_program()
+    owner = ragged_with_rows(program, x.desc.shape[0])
+    if owner is None or owner.feed:
+        return None if owner is None else steps_input(owner.name)
+    length = _one_length(program, owner.name + LENGTHS)
+    if length is None:
+        return None
+    return program.handle(owner.name + LENGTHS).new_ones([recording_of(program).symbols.size(length)]).cumsum(0) - 1
+
+
+def _one_length(program: Program, lengths: str) -> Dim | None:
+    """The length of all sequences, where an operator has made `lengths` of one number, as im2sequence does."""
+    maker = next((op for op in program.operators if lengths in op.outputs), None)
+    if maker is None or maker.type != "aten.new_full.default":
+        return None
+    length = maker.args[2]
+    return length if isinstance(length, (int, Expr)) else None
 
 
 def _in_rows(x: Any, lengths: Any, steps: Any, filler: Any) -> Any:
