@@ -271,7 +271,9 @@ class Updates:
             merged = self._merged(work, contributed, staged)
             try:
                 for block, gradient in merged.items():
-                    self._check(block, gradient)
+                    if len(contributed.get(block, ())) != 1:  # else it is a push, which was checked when it came
+                        self.state.storage.check(block, gradient)
+                    self.state.storage.check_room(block, gradient)
             except Bug:
                 raise
             except PenstockError as error:
@@ -299,10 +301,6 @@ class Updates:
                 self.state.log.drop(sequence)
             raise
         self.state.applied.close_round(work.round)
-
-    def _check(self, block: str, gradient: Gradient) -> None:
-        self.state.storage.check(block, gradient)
-        self.state.storage.check_room(block, gradient)
 
     def _merged(
         self, work: Close, contributed: dict[str, list[Gradient]], staged: dict[str, Gradient]
