@@ -73,14 +73,12 @@ class Reports:
     async def report(self, node_id: str, message: ReplicaReport) -> None:
         """Apply a report. A repeated one changes nothing. Raises StaleEpoch, or PeerError if it is not its to make."""
         async with self._db.write() as tx:
-            row = await tx.session.get(ReplicaRow, message.replica_id)
-            if row is None or row.node_id != node_id:
+            found = await _of_report(tx, message)
+            if found is None or found[0].node_id != node_id:
                 raise PeerError(f"replica {message.replica_id!r} is not of this node")
-            job = await locked_job(tx, row.job_id)
-            assert job is not None  # foreign key
+            row, job = found
             if message.epoch != row.epoch:
                 raise StaleEpoch(f"replica {row.id} has epoch {row.epoch}; the report has {message.epoch}")
-            await tx.session.refresh(row)
             if ReplicaState(row.state) in TERMINAL_REPLICA:
                 return
             self._take_over(tx, row, message)
@@ -286,6 +284,14 @@ class Reports:
             job = await locked_job(tx, job_id)
             assert job is not None  # foreign key
             await settle(tx, job, at=self._clock.now(), tail=self._tail, grace_s=self._grace_s)
+
+
+async def _of_report(tx: Tx, message: ReplicaReport) -> tuple[ReplicaRow, JobRow] | None:
+    """Load a replica and its job, which stays as it is for other transactions until this one ends."""
+    statement = select(ReplicaRow, JobRow).join(JobRow, JobRow.id == ReplicaRow.job_id)
+    statement = statement.where(ReplicaRow.id == message.replica_id).with_for_update(of=JobRow, key_share=True)
+    found = (await tx.session.execute(statement)).one_or_none()
+    return None if found is None else (found[0], found[1])
 
 
 def _known_again(row: ReplicaRow) -> ReplicaState:
