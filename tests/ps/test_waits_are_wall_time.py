@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from tests.ps.communicator_harness import SETTINGS
 from tests.ps.small_server import SmallServer
 
-from penstock.ps.client import TrainerClient, at_once
+from penstock.ps.at_once import at_once
+from penstock.ps.client import TrainerClient
 from penstock.ps.communicators.asynchronous import AsyncCommunicator
 from penstock.ps.counters import Counters, count_no_waits_here
 from penstock.ps.remote import Descriptor, PsMode

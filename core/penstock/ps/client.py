@@ -12,19 +12,18 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from contextvars import copy_context
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import torch
 
-from penstock.errors import PeerError, PenstockError, SpecError, Unavailable
+from penstock.errors import PeerError, SpecError, Unavailable
 from penstock.log import warn_once
 from penstock.native.channels import Session, close_session, open_session
 from penstock.native.intra_op import use_intra_op_threads_here
+from penstock.ps.at_once import at_once
 from penstock.ps.counters import Counters
 from penstock.ps.heartbeats import HeartbeatThread
 from penstock.ps.narrow import narrowed
@@ -36,40 +35,6 @@ from penstock.ps.settings import TrainerSettings
 from penstock.ps.wire import Message, Origin, WireTensor, bytes_of, from_wire
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
-
-
-def at_once(pool: Executor, calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make all calls, the last on this thread; return their results in order, when all have ended.
-
-    If some fail: the first one's error; with several, one of its class that has the texts of all.
-    """
-    if len(calls) < 2:
-        return [call() for call in calls]
-    # In copies of the caller's context: whether its waits count, for instance (ps.counters).
-    others = [pool.submit(copy_context().run, call) for call in calls[:-1]]
-    errors: list[BaseException] = []
-    results: list[T] = []
-    for result in (*(f.result for f in others), calls[-1])[::-1]:
-        try:
-            results.append(result())
-        except BaseException as error:  # noqa: BLE001  # raised below, when nothing uses the caller's memory any more
-            errors.append(error)
-    if errors:
-        raise _joined(errors[::-1])
-    return results[::-1]
-
-
-def _joined(errors: Sequence[BaseException]) -> BaseException:
-    first = errors[0]
-    grave = next((e for e in errors if not isinstance(e, PenstockError)), None)
-    if grave is not None:
-        return grave
-    if len(errors) == 1 or not isinstance(first, PenstockError):
-        return first
-    return type(first)("; ".join(dict.fromkeys(str(e) for e in errors)), **first.fields)
-
-
 Tensor = torch.Tensor
 _Call = tuple[int, Callable[[], None]]  # a server, and what is asked of it
 _SMALL = 1024  # elements
