@@ -46,17 +46,19 @@ class Job:
 
     def __init__(
         self, mode: PsMode, *, trainers: int = 1, by_python: bool = False, stored: list[TorchStorage] | None = None,
-        state_dir: Path | None = None, **settings: Any,
+        state_dir: Path | None = None, lease_s: float = 20.0, **settings: Any,
     ) -> None:  # fmt: skip
         self.storages = storages(mode) if stored is None else stored
         self.servers = [
-            ParameterServer(ServerSettings("127.0.0.1:0", i, trainers, mode, state_dir=state_dir), storage)
+            ParameterServer(
+                ServerSettings("127.0.0.1:0", i, trainers, mode, state_dir=state_dir, lease_s=lease_s), storage
+            )
             for i, storage in enumerate(self.storages)
         ]
         for server in self.servers:
             server.start()
         self.endpoints = tuple(f"127.0.0.1:{server.port}" for server in self.servers)
-        self.by_python, self.settings = by_python, settings
+        self.by_python, self.settings = by_python, {**settings, "lease_s": lease_s}
         self.clients: list[TrainerClient] = []
         self.steps = [0, 0]  # by Python, in all
         self.after_ahead: Callable[[], object] = lambda: None

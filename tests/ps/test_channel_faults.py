@@ -279,7 +279,7 @@ def test_the_first_malformed_message_is_logged(start: Start, caplog: pytest.LogC
 def not_encoded(names: list[str], values: list[Tensor]) -> tuple[Session, list[str]]:
     """Push values by an operator to a session that nobody answers; return it, and why it has left that to Python."""
     ends = [socket.socketpair() for _ in range(3)]
-    session, remote = Session(0, 1, sync=False, limit_s=1.0, num_servers=1), "async 0/1 nowhere:1"
+    session, remote = Session(0, 1, sync=False, limit_s=1.0, lease_s=20.0, num_servers=1), "async 0/1 nowhere:1"
     session.arm(0, [ours.detach() for ours, _ in ends], names, 0, shares=False, local=True)
     spec = f"{len(names)} gradients of {values[0].dim()} dimensions"
     know_layout(spec, [(names, [0] * len(names), [])], [])

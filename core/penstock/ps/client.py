@@ -48,7 +48,12 @@ class TrainerClient:
         self.descriptor, self.settings = descriptor, settings
         self._sync = descriptor.mode == "sync"
         self._session = Session(
-            descriptor.trainer, settings.epoch, sync=self._sync, limit_s=WAIT_S, num_servers=len(descriptor.endpoints)
+            descriptor.trainer,
+            settings.epoch,
+            sync=self._sync,
+            limit_s=WAIT_S,
+            lease_s=settings.lease_s,
+            num_servers=len(descriptor.endpoints),
         )
         self.counters = Counters()
         self.counters.also(self._native_sums)
@@ -239,6 +244,7 @@ class TrainerClient:
     def send_barrier(self) -> None:
         """Sync: wait until every server, those without blocks too, has applied the round."""
         if self._sync:
+            self._session.forget_next()  # the answer may be lost, or not waited for to the end
             at_once(self._pool, [read.barrier for read in self._reads])
 
     # -- parameters ------------------------------------------------------------------------------

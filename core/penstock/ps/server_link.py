@@ -396,11 +396,12 @@ class ServerLink:
 
     def _exchange(self, message: Message, deadline_s: float) -> Answered:
         """Ask once. Raises Unavailable, _NotAMember, PeerError."""
-        self._sent_at = time.monotonic()
+        self._sent_at = sent_at = time.monotonic()
         answered = self.route.call(message, deadline_s=deadline_s)
         self._answered_at = time.monotonic()
         answer = answered.message
         if answer.kind == "answer":
+            self._session.renewed(self._index, sent_at)
             return answered
         answered.release()
         if answer.kind != "refuse":

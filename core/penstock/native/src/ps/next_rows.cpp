@@ -24,9 +24,9 @@ void NextRows::close() {
 
 void NextRows::drop_if(const std::function<bool(const One&)>& is_old) {
   for (auto one = all_.begin(); one != all_.end();) {
-    if (one->is_taken || !is_old(*one)) {
+    if (!is_old(*one)) {
       ++one;
-    } else if (one->state == State::kRunning) {
+    } else if (one->is_taken || one->state == State::kRunning) {
       (one++)->is_of_use = false;
     } else {
       one = all_.erase(one);
@@ -91,8 +91,8 @@ bool NextRows::take(const std::string& table, const at::Tensor& ids, at::Tensor&
   }
   found->is_taken = true;
   changed_.wait(held, [&] { return found->state != State::kRunning; });
-  const bool well = found->state == State::kDone && found->rounds == rounds_() && found->rows.sizes() == rows.sizes() &&
-                    found->rows.scalar_type() == rows.scalar_type();
+  const bool well = found->is_of_use && found->state == State::kDone && found->rounds == rounds_() &&
+                    found->rows.sizes() == rows.sizes() && found->rows.scalar_type() == rows.scalar_type();
   if (well) {
     rows = found->rows;
     ++num_taken_;
@@ -121,12 +121,12 @@ void NextRows::run() {
     bool well = false;
     try {
       next->rounds = rounds_();  // before: a round that ends meanwhile may or may not be in these rows
-      well = look_up_(next->table, next->ids, next->of, next->rows);
+      well = !next->rounds.empty() && look_up_(next->table, next->ids, next->of, next->rows);
     } catch (const std::exception&) {  // the step's own lookup meets it again
     }
     held.lock();
     next->state = well ? State::kDone : State::kFailed;
-    if (!next->is_of_use) all_.erase(next);
+    if (!next->is_of_use && !next->is_taken) all_.erase(next);
     changed_.notify_all();
   }
 }

@@ -2,8 +2,9 @@
 //
 // In sync mode rows are made by the round, so they cannot be read before it is over, nor does anything change them
 // before the next one: what is taken here is what the step's own lookup would read, to the bit. Rows are taken only in
-// the rounds in which they were looked up, no matter which step has ended them. What no step has taken when the next
-// one is done is forgotten. No Python, no interpreter lock.
+// the rounds in which they were looked up, no matter which step has ended them, and only while no round can have ended
+// without this trainer's knowledge. What no step has taken when the next one is done is forgotten. No Python, no
+// interpreter lock.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,7 +28,7 @@ class NextRows {
   using LookUp =
       std::function<bool(const std::string& table, const at::Tensor& ids, const Placement& of, at::Tensor& rows)>;
 
-  // The open round of each server.
+  // The open round of each server; empty: not known, as rounds may go on without this trainer.
   using Rounds = std::function<std::vector<std::int64_t>()>;
 
   NextRows(LookUp look_up, Rounds rounds, std::size_t num_threads)
@@ -43,10 +44,11 @@ class NextRows {
   bool want(std::string table, at::Tensor ids, Placement of, at::Tensor rows);
   // A step is done. Raises nothing: its round is over.
   void step_done() noexcept;
-  // Nothing that was wanted is of use any more.
+  // Nothing that was wanted is of use any more, nor what is being taken. Before a round may end whose end is perhaps
+  // not noticed: its answer may be lost, or nobody waits for it any more.
   void forget();
-  // Waits for a lookup of these ids that `step_done` has begun. False: there is none, it has failed, or a server has
-  // another round by now. May return memory of its own in `rows`.
+  // Waits for a lookup of these ids that `step_done` has begun. False: there is none, it has failed, it was forgotten,
+  // or a server has another round by now, or one that is not known. May return memory of its own in `rows`.
   bool take(const std::string& table, const at::Tensor& ids, at::Tensor& rows);
   std::int64_t num_taken() const;
   // Ends the threads, whose lookups end by themselves.

@@ -42,13 +42,14 @@ std::int64_t next_number() {
   return ++last;
 }
 
-Session::Session(Sender sender, bool sync, double limit_s, std::size_t num_servers)
+Session::Session(Sender sender, bool sync, double limit_s, double lease_s, std::size_t num_servers)
     : sender_(sender),
       sync_(sync),
       limit_s_(limit_s),
+      lease_s_(lease_s),
       next_([this](const std::string&, const at::Tensor& ids, const Placement& of,
                    at::Tensor& rows) { return look_up_ahead(ids, of, rows); },
-            [this] { return rounds(); }, kNumLookUps) {
+            [this] { return known_rounds(); }, kNumLookUps) {
   for (std::size_t i = 0; i < num_servers; ++i) servers_.push_back(std::make_unique<Server>());
 }
 
@@ -96,6 +97,7 @@ void Session::disarm(std::size_t at) noexcept {
   for (Server::Line& line : server.lines) {
     if (line.channel != nullptr) line.channel->break_off();
   }
+  next_.forget();  // an answer may be lost that ends a round
 }
 
 void Session::reached(std::size_t at, std::int64_t round) {
@@ -104,9 +106,19 @@ void Session::reached(std::size_t at, std::int64_t round) {
   while (before < round && !known.compare_exchange_weak(before, round)) continue;
 }
 
-std::vector<std::int64_t> Session::rounds() const {
+void Session::renewed(std::size_t at, double sent_at) {
+  std::atomic<double>& known = servers_.at(at)->renewed_at;
+  double before = known.load();
+  while (before < sent_at && !known.compare_exchange_weak(before, sent_at)) continue;
+}
+
+// None, if a lease may have run out.
+std::vector<std::int64_t> Session::known_rounds() const {
   std::vector<std::int64_t> all;
-  for (const std::unique_ptr<Server>& server : servers_) all.push_back(server->round.load());
+  for (const std::unique_ptr<Server>& server : servers_) {
+    all.push_back(server->round.load());
+    if (now_s() - server->renewed_at.load() >= lease_s_) return {};
+  }
   return all;
 }
 
@@ -273,7 +285,7 @@ bool Session::step(const std::vector<Push>& pushes, const std::vector<std::int64
   std::unique_lock one_at_a_time(stepping_);
   const bool well = whole_step(pushes, ahead, one_at_a_time);
   end_ahead(well);
-  if (well && sync_) next_.step_done();
+  if (sync_) well ? next_.step_done() : next_.forget();
   return well;
 }
 
@@ -417,7 +429,7 @@ bool Session::exchange(Sent& out, Answers& answers, Lines& lines) {
     lines[at] = free_line(server, out[at]->message.kind);
     try {
       if (!server.armed) throw Unavailable("the server has been disarmed");
-      server.sent_at = now_s();
+      server.sent_at = out[at]->sent_at = now_s();
       send(*lines[at].channel, out[at]->message, now_s() + limit_s_);
     } catch (const std::exception&) {
       disarm(at);
@@ -425,7 +437,7 @@ bool Session::exchange(Sent& out, Answers& answers, Lines& lines) {
     }
   }
   for (std::size_t at = 0; at < out.size() && well; ++at) {
-    if (out[at]) well = await(*lines[at].channel, *servers_[at], out[at]->message, answers[at]);
+    if (out[at]) well = await(*lines[at].channel, at, *out[at], answers[at]);
   }
   if (!well) {  // answers that were not taken would be taken for those of the next request
     for (std::size_t at = 0; at < out.size(); ++at) {
@@ -435,10 +447,12 @@ bool Session::exchange(Sent& out, Answers& answers, Lines& lines) {
   return well;
 }
 
-bool Session::await(Channel& channel, Server& server, const Message& sent, std::optional<Answer>& answer) {
-  const bool is_step = sent.kind == Kind::kStep;
+bool Session::await(Channel& channel, std::size_t at, const Outgoing& sent, std::optional<Answer>& answer) {
+  Server& server = *servers_[at];
+  const bool is_step = sent.message.kind == Kind::kStep;
   std::optional<Waits::One> waiting;
-  if (!blocks_no_step) waiting.emplace(waits_, *(is_step ? server.sums.back() : server.sums[sent.parts[0].block]));
+  if (!blocks_no_step)
+    waiting.emplace(waits_, *(is_step ? server.sums.back() : server.sums[sent.message.parts[0].block]));
   try {
     if (is_step && server.inbox.is_open()) {
       answer = server.inbox.take(now_s() + limit_s_);
@@ -448,7 +462,9 @@ bool Session::await(Channel& channel, Server& server, const Message& sent, std::
       answer->bodies.push_back(std::move(received.body));
     }
     server.answered_at = now_s();
-    return answer->message.kind == Kind::kAnswer;
+    if (answer->message.kind != Kind::kAnswer) return false;
+    renewed(at, sent.sent_at);
+    return true;
   } catch (const std::exception&) {
     return false;
   }

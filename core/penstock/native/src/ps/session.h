@@ -59,6 +59,7 @@ struct Server {
   std::atomic<std::int64_t> round{0};       // the open one, in sync mode
   std::atomic<std::int64_t> acknowledged{0};
   std::atomic<double> sent_at{0}, answered_at{0};
+  std::atomic<double> renewed_at{0};  // when the newest request was sent that was answered: the lease began no earlier
   // Of the open step, what was sent ahead over the line of steps: by block, where it lies and how long it is.
   std::unordered_map<std::uint32_t, std::pair<const void*, std::size_t>> ahead;
   std::int64_t num_ahead = 0;  // messages
@@ -70,7 +71,8 @@ using Counted = std::vector<std::pair<std::string, Sums>>;
 
 class Session {
  public:
-  Session(Sender sender, bool sync, double limit_s, std::size_t num_servers);
+  // `lease_s`: after so long without a request a server may go on without this trainer, in sync mode.
+  Session(Sender sender, bool sync, double limit_s, double lease_s, std::size_t num_servers);
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
   ~Session();
@@ -104,6 +106,8 @@ class Session {
   void end_push() { stepping_.unlock(); }
   // The server has this round open, at least: threads may learn of rounds in another order than that of the rounds.
   void reached(std::size_t server, std::int64_t round);
+  // The server has answered a request that was sent then.
+  void renewed(std::size_t server, double sent_at);
   // Where threads that train in step meet, if it is open. While it is, all of them read what the step
   // of their round has been answered.
   Meeting& meeting() { return *meeting_; }
@@ -131,6 +135,7 @@ class Session {
   struct Outgoing {
     Message message;
     std::vector<at::Tensor> kept;  // what its parts look at
+    double sent_at = 0;
   };
   using Sent = std::vector<std::optional<Outgoing>>;   // by server
   using Answers = std::vector<std::optional<Answer>>;  // by server
@@ -161,7 +166,7 @@ class Session {
   Outgoing& of(Sent& out, std::size_t server, Kind kind);
   std::int64_t address(Sent& out);
   void done(std::size_t server, const Message& sent, Answer answer, std::int64_t number);
-  std::vector<std::int64_t> rounds() const;
+  std::vector<std::int64_t> known_rounds() const;
   bool knows(const std::string& table);
   bool look_up_ahead(const at::Tensor& ids, const Placement& table, at::Tensor& out);
   bool look_up_now(const at::Tensor& ids, const Parts& parts, bool local, at::Tensor& out);
@@ -170,12 +175,12 @@ class Session {
   static Line free_line(Server& server, Kind kind);
   bool exchange(Sent& out, Answers& answers, Lines& lines);
   static void send(Channel& channel, const Message& message, Deadline deadline);
-  bool await(Channel& channel, Server& server, const Message& sent, std::optional<Answer>& answer);
+  bool await(Channel& channel, std::size_t at, const Outgoing& sent, std::optional<Answer>& answer);
   void count(Server& server, const Message& sent, const Message& answer);
 
   const Sender sender_;
   const bool sync_;
-  const double limit_s_;
+  const double limit_s_, lease_s_;
   std::vector<std::unique_ptr<Server>> servers_;
   const std::shared_ptr<Meeting> meeting_ = std::make_shared<Meeting>();
   std::mutex arming_;

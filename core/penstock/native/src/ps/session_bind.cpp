@@ -77,10 +77,11 @@ void bind_next_rows(Class& made) {
 
 void bind_session(py::module_& m) {
   Class made(m, "Session");
-  made.def(py::init([](std::int64_t trainer, std::int64_t epoch, bool sync, double limit_s, std::size_t num_servers) {
-             return std::make_shared<Session>(Sender{trainer, epoch}, sync, limit_s, num_servers);
+  made.def(py::init([](std::int64_t trainer, std::int64_t epoch, bool sync, double limit_s, double lease_s,
+                       std::size_t num_servers) {
+             return std::make_shared<Session>(Sender{trainer, epoch}, sync, limit_s, lease_s, num_servers);
            }),
-           "trainer"_a, "epoch"_a, py::kw_only(), "sync"_a, "limit_s"_a, "num_servers"_a)
+           "trainer"_a, "epoch"_a, py::kw_only(), "sync"_a, "limit_s"_a, "lease_s"_a, "num_servers"_a)
       .def(
           "arm",
           [](Session& self, std::size_t server, std::array<int, kNumLines> descriptors, std::vector<std::string> blocks,
@@ -96,6 +97,7 @@ void bind_session(py::module_& m) {
       .def("is_armed_at", [](Session& self, std::size_t at) { return self.server(at).armed.load(); })
       .def("round", [](Session& self, std::size_t at) { return self.server(at).round.load(); })
       .def("reached", &Session::reached)
+      .def("renewed", &Session::renewed)
       .def("acknowledged", [](Session& self, std::size_t at) { return self.server(at).acknowledged.load(); })
       .def("sent_at", [](Session& self, std::size_t at) { return self.server(at).sent_at.load(); })
       .def("answered_at", [](Session& self, std::size_t at) { return self.server(at).answered_at.load(); })
