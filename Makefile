@@ -190,7 +190,7 @@ endif
 mutants: setup-dev ## Wrong edits of the product, which tests have to notice; minutes (ARGS="--only NAME", --list, --json FILE)
 	$(BIN)/python tools/mutants.py $(ARGS)
 
-sanitize: $(STAMPS)/build-tools ## Stress tests of the C++ that needs no torch, under the address and thread sanitizers (minutes)
+sanitize: $(STAMPS)/build-tools ## Stress tests of the native code under the address and thread sanitizers (minutes)
 	PYTHONPATH=core $(BIN)/python -m tools.sanitize address $(ARGS)
 	PYTHONPATH=core $(BIN)/python -m tools.sanitize thread $(ARGS)
 

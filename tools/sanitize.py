@@ -1,6 +1,7 @@
-"""Stress tests of the C++ that needs no torch, under a sanitizer: `python -m tools.sanitize thread`.
+"""Stress tests of the native code under a sanitizer: `python -m tools.sanitize thread`.
 
-Each file of tests/native/stress is a program, built with the sources of its part (`PARTS`) and run.
+Each file of tests/native/stress is a program, built with the sources of its part (`PARTS`) and run. Parts that use
+torch are linked with it as it is installed: what it does itself is not looked at.
 """
 
 from __future__ import annotations
@@ -9,22 +10,29 @@ import argparse
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.errors import UserError
 from penstock.native import build
 
 TESTS = Path(__file__).resolve().parents[1] / "tests" / "native" / "stress"
+_CHANNEL = ("ps/channel.cpp", "ps/message.cpp", "ps/region.cpp")
 PARTS = {
     "engine": ("engine/clock.cpp", "engine/engine.cpp", "engine/host.cpp", "engine/schedule.cpp"),
     "table": ("table/batch.cpp", "table/index.cpp", "table/pool.cpp", "table/table.cpp", "ops/initial.cpp"),
     "feed": ("feed/blocks.cpp", "feed/line.cpp", "feed/rows.cpp", "feed/store.cpp", "feed/stream.cpp"),
     "ring": ("ops/ring/memory.cpp", "ops/ring/ring.cpp", "ops/ring/sums.cpp"),
-    "channels": ("ps/channel.cpp", "ps/inbox.cpp", "ps/message.cpp", "ps/region.cpp"),
-}
-"""Parts without torch's operators, with the sources that a stress test is built with."""
-NAMES_DTYPES = frozenset({"channels"})
-"""Parts that use the dtypes of c10."""
+    "channels": (*_CHANNEL, "ps/inbox.cpp"),
+    "meeting": (*_CHANNEL, "ps/columns.cpp", "ps/meeting.cpp", "ps/rows.cpp"),
+    "session": (
+        *_CHANNEL, "ps/columns.cpp", "ps/inbox.cpp", "ps/meeting.cpp", "ps/next_rows.cpp", "ps/outbox.cpp",
+        "ps/rows.cpp", "ps/session.cpp", "ps/session_ahead.cpp", "ps/session_counts.cpp", "ps/session_look_ups.cpp",
+    ),
+}  # fmt: skip
+"""Parts with the sources that a stress test is built with."""
+USES_TORCH = {"channels": ("c10",), "meeting": ("c10", "torch_cpu"), "session": ("c10", "torch_cpu")}
+"""Parts that use torch, with its libraries that they are linked with. channels: the dtypes alone."""
 
 
 def sanitize(kind: str, part: str, *, seconds: float = 5.0, tests: Path = TESTS) -> str:
@@ -36,11 +44,12 @@ def sanitize(kind: str, part: str, *, seconds: float = 5.0, tests: Path = TESTS)
     checks = {"thread": ["-fsanitize=thread"], "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]}
     folder = build.build_folder() / f"stress-{kind}" / part
     sources = (*(build.SOURCES / name for name in PARTS[part]), tests / f"{part}.cpp")
-    headers, links = _of_c10() if part in NAMES_DTYPES else ([], [])
+    headers, links = _of_torch(USES_TORCH[part]) if part in USES_TORCH else ([], [])
     program = build.Library("stress", sources, folder / "run-stress", ("-pthread", *links), ())
     # The loader would choose among clones of a function before the sanitizer is ready: there are none here.
     no_clones = "'-Dtarget_clones(...)='"
     flags = ["-std=c++20", "-O1", "-g", "-fno-omit-frame-pointer", "-pthread", no_clones, *build.WARNINGS, *headers]
+    flags.append(f"-I{tests}")
     with build.compiled([program], folder, [*flags, *checks[kind]], checks[kind]):
         # Address randomisation beyond what thread-sanitizer can map makes it stop at random; setarch turns it off.
         setarch = shutil.which("setarch")
@@ -52,12 +61,12 @@ def sanitize(kind: str, part: str, *, seconds: float = 5.0, tests: Path = TESTS)
     return done.stdout
 
 
-def _of_c10() -> tuple[list[str], list[str]]:
-    """Return the flags that find c10's headers, and those that link it."""
+def _of_torch(libraries: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the flags that find torch's headers, and those that link these of its libraries."""
     from torch.utils.cpp_extension import include_paths, library_paths  # the other parts need no torch
 
     links = [flag for path in library_paths() for flag in (f"-L{path}", f"-Wl,-rpath,{path}")]
-    return [f"-isystem {path}" for path in include_paths()], [*links, "-lc10"]
+    return [f"-isystem {path}" for path in include_paths()], [*links, *(f"-l{name}" for name in libraries)]
 
 
 def main() -> int:

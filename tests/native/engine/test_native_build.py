@@ -13,14 +13,14 @@ from penstock.native import build
 
 SAYS = {
     "engine": "4 workers: ", "table": "rounds of 4 threads", "feed": "feed: ", "ring": "runs of 1 to 4 ranks",
-    "channels": "connections",
+    "channels": "connections", "meeting": "rounds", "session": "rounds",
 }  # fmt: skip
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["address", "thread"])
 @pytest.mark.parametrize("part", PARTS)
-def test_what_needs_no_torch_is_clean_under_a_sanitizer(part: str, kind: str) -> None:
+def test_native_code_is_clean_under_a_sanitizer(part: str, kind: str) -> None:
     assert SAYS[part] in sanitize(kind, part, seconds=1.0)
 
 
