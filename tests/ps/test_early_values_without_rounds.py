@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -127,6 +128,29 @@ def test_of_two_trainers_in_step_one_takes_its_staged_update(start: Start, first
     assert outcomes[0] == outcomes[1]
     now = [blocks[num:] for blocks, num in zip(taken(job), before, strict=True)]
     assert now == [["w.block0"], ["w.block1"]], "of the one that came first; the other is computed on its result"
+
+
+def test_overlapping_pushes_are_computed_thrice_applied_once(start: Start) -> None:
+    """Both are staged on the same value; the step that comes second is computed anew on the result of the first."""
+    job = start(trainers=2)
+    for trainer in (0, 1):
+        job.step(trainer, trainer)
+    storage, computed = job.storages[0], Counter[str]()
+    stage, applied = storage.stage, storage.steps["w.block0"]  # type: ignore[attr-defined]  # `stored`
+
+    def staged_once_more(block: str, gradient: Any, slot: int = 0) -> Any:
+        computed[f"{block} ahead"] += 1
+        return stage(block, gradient, slot)
+
+    storage.stage = staged_once_more  # type: ignore[attr-defined]
+    storage.before = lambda block: computed.update([block])
+    version = job.servers[0]._dispatcher.version("w.block0")
+    finish = [sent_ahead(job, trainer, 1.0 + trainer) for trainer in (0, 1)]
+    for end in finish:
+        end()
+    assert (computed["w.block0 ahead"], computed["w.block0"]) == (2, 1)
+    assert storage.steps["w.block0"] - applied == 2
+    assert job.servers[0]._dispatcher.version("w.block0") - version == 2
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
