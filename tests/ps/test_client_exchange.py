@@ -277,9 +277,9 @@ def test_rows_looked_up_ahead_are_taken_by_the_same_ids_in_async(serve: Make, co
     server = serve({"t": torch.arange(6.0).reshape(6, 1)}, sync=False)
     client = connect([server], "async")
     ids, out = torch.tensor([5, 1, 5]), torch.empty(3, 1)
-    assert not client.prefetch_ahead("t", ids), "before the first prefetch nobody knows where the rows are"
+    assert not client.rows.prefetch_ahead("t", ids), "before the first prefetch nobody knows where the rows are"
     client.prefetch("t", ["t"], [0], [6], ids, out)
-    assert client.prefetch_ahead("t", torch.tensor([2, 3]))
+    assert client.rows.prefetch_ahead("t", torch.tensor([2, 3]))
     other = torch.empty(2, 1)
     client.prefetch("t", ["t"], [0], [6], ids[:2], other)
     assert other.tolist() == [[5], [1]], "other ids are looked up"
@@ -294,7 +294,7 @@ def test_nothing_is_looked_up_ahead_in_sync_without_channels(serve: Make, connec
     client = connect([server])
     ids, out = torch.tensor([2, 4]), torch.empty(2, 1)
     client.prefetch("t", ["t"], [0], [], ids, out)
-    assert not client.prefetch_ahead("t", ids)
+    assert not client.rows.prefetch_ahead("t", ids)
     client.send_rows("t", ["t"], [0], [], ids, torch.ones(2, 1))
     client.send_barrier()
     client.prefetch("t", ["t"], [0], [], ids, out)

@@ -69,8 +69,8 @@ def step(remote: str, seed: int) -> list[Any]:
 def step_with_rows_ahead(remote: str, seed: int, *, wait: bool = True) -> list[Any]:
     """A step, after which the rows of the next one are looked up in the background. `wait`: until they have come."""
     client = client_of(remote)
-    client.begin_ahead()
-    assert client.prefetch_ahead("t", IDS)
+    client.rows.begin_ahead()
+    assert client.rows.prefetch_ahead("t", IDS)
     before, taken = num_calls(remote), client._session.num_taken
     found = step(remote, seed)
     own = 2 - (client._session.num_taken - taken)  # a lookup, or rows that are taken, and a push
@@ -187,8 +187,8 @@ def test_rows_that_are_being_taken_are_forgotten_too(start: Start) -> None:
             assert may_go.wait(60)
         return found
 
-    client.begin_ahead()
-    assert client.prefetch_ahead("t", IDS)
+    client.rows.begin_ahead()
+    assert client.rows.prefetch_ahead("t", IDS)
     found = looked_up(remote)
     storage.rows = slow  # type: ignore[method-assign]
     sent = OPS.send_step([torch.ones(3, 4)], [IDS], [found], [], remote, SPEC)
@@ -197,7 +197,7 @@ def test_rows_that_are_being_taken_are_forgotten_too(start: Start) -> None:
     with ThreadPoolExecutor(1) as pool:
         taken = pool.submit(client._session.take_next, "t", IDS, torch.empty(3, 2))
         until(taken.running, "a thread takes them")
-        client.forget_ahead()
+        client.rows.forget_ahead()
         may_go.set()
         assert not taken.result(60)
 

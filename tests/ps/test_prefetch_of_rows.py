@@ -200,7 +200,7 @@ def test_a_pass_that_ends_early_discards_prefetched_rows(tmp_path: Path, monkeyp
     with pytest.raises(Exception, match="enough"):
         job.exe.train_from_dataset(job.trainer, job.dataset(), scope=job.scope)
     assert watched.asked[4] == 1
-    assert not remotes.client(job.descriptor)._prefetcher._waiting
+    assert not remotes.client(job.descriptor).rows._prefetcher._waiting
     job.close()
 
 
@@ -293,16 +293,16 @@ def test_in_sync_a_batch_is_wanted_whole_and_in_time(tmp_path: Path, monkeypatch
     for feed in feeds[:2]:
         job.exe.run(compiled, feed=feed, scope=job.scope)
     client = remotes.client(job.descriptor)
-    (table,) = client._tables
-    client.begin_ahead()
-    assert client.prefetch_ahead(table, torch.tensor([7]))
-    client.begin_ahead()  # another batch replaces it
+    (table,) = client.rows._tables
+    client.rows.begin_ahead()
+    assert client.rows.prefetch_ahead(table, torch.tensor([7]))
+    client.rows.begin_ahead()  # another batch replaces it
     wanted = {(n % 30, n) for n in range(100)}  # of tables and replicas: none is left out
     for ids in wanted:
-        assert client.prefetch_ahead(table, torch.tensor(ids))
+        assert client.rows.prefetch_ahead(table, torch.tensor(ids))
     job.exe.run(compiled, feed=feeds[2], scope=job.scope)
     until(lambda: asked["lookups"] >= len(wanted))
-    assert not client.prefetch_ahead(table, torch.tensor([1])), "too late: its step may have begun"
+    assert not client.rows.prefetch_ahead(table, torch.tensor([1])), "too late: its step may have begun"
     assert not client._session.take_next(table, torch.tensor([7]), torch.empty(1, 4))
     job.close()
 

@@ -175,7 +175,7 @@ def test_prefetched_rows_cost_only_the_remaining_wait(servers: list[SmallServer]
 
     servers[0].delay = hold
     before = waited(client.counters)
-    assert client.prefetch_ahead("t", ids)
+    assert client.rows.prefetch_ahead("t", ids)
     assert begun.wait(60)
     threading.Event().wait(0.1)  # the step before computes
     assert waited(client.counters) == before

@@ -74,7 +74,7 @@ class RowsAhead:
         then, nor in sync mode without channels.
         """
         for client in self._clients():
-            client.begin_ahead()
+            client.rows.begin_ahead()
         given = {name: torch.as_tensor(feed[name]) for name in self.inputs}
         shares = [given] if self._num_replicas == 1 else split(self._program, given, self._num_replicas)
         for share in shares:
@@ -87,12 +87,12 @@ class RowsAhead:
             live = ids if lookup.padding_idx is None else ids[ids != lookup.padding_idx]
             client = remotes.find_client(lookup.remote)
             if client is not None:
-                client.prefetch_ahead(lookup.table, live)
+                client.rows.prefetch_ahead(lookup.table, live)
 
     def close(self) -> None:
         """Forget what was started and no step has taken: the next pass may be of another position, or other values."""
         for client in self._clients():
-            client.forget_ahead()
+            client.rows.forget_ahead()
 
     def _clients(self) -> list[TrainerClient]:
         found = map(remotes.find_client, sorted({lookup.remote for lookup in self._lookups}))

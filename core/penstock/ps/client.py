@@ -27,12 +27,13 @@ from penstock.ps.at_once import at_once
 from penstock.ps.counters import Counters
 from penstock.ps.heartbeats import HeartbeatThread
 from penstock.ps.narrow import narrowed
-from penstock.ps.prefetch import Prefetcher, StepRead
+from penstock.ps.prefetch import StepRead
 from penstock.ps.remote import Descriptor, GeoCall, SendCall
-from penstock.ps.rows import Part, Table, check_rows, is_whole, parts_of, put_back, summed, unique
+from penstock.ps.row_lookups import RowLookups, is_local
+from penstock.ps.rows import Table, check_rows, parts_of, summed
 from penstock.ps.server_link import WAIT_S, ServerLink
 from penstock.ps.settings import TrainerSettings
-from penstock.ps.wire import Message, Origin, WireTensor, bytes_of, from_wire
+from penstock.ps.wire import Origin, WireTensor, bytes_of, from_wire
 
 _log = logging.getLogger(__name__)
 Tensor = torch.Tensor
@@ -66,9 +67,7 @@ class TrainerClient:
         self._pool = ThreadPoolExecutor(
             2 * len(self.links) + 2, "ps-call", initializer=use_intra_op_threads_here, initargs=(1,)
         )
-        self._prefetcher = Prefetcher(self._session.set_ahead)
-        self._tables: dict[str, Table] = {}
-        self._shapes: dict[str, tuple[int, torch.dtype]] = {}
+        self.rows = RowLookups(self.links, self._session, self.counters, self._pool, sync=self._sync)
         self._lock = threading.Lock()
         self._heartbeat: HeartbeatThread | None = None
         self._closed = self._is_direct = False
@@ -217,7 +216,7 @@ class TrainerClient:
     def _calls_with_rows(self, push: SendCall, *, owned: bool, number: int) -> list[_Call]:
         table = Table.of(push.variable, push.blocks, push.at, push.heights)
         (values,) = push.values
-        if self._is_local(table):
+        if is_local(table, self.links):
             check_rows(table, push.rows)
             tensors = [("rows", push.rows), ("values", values)]
             push_all = partial(self.links[table.at[0]].push, owned=owned, number=number)
@@ -237,9 +236,6 @@ class TrainerClient:
     def _on_wire(self, server: int, values: Tensor) -> Tensor:
         """Return what to push: in the descriptor's dtype to a server that is reached over a network."""
         return values if self.links[server].route.is_local else narrowed(values, self.descriptor.wire_dtype)
-
-    def _is_local(self, table: Table) -> bool:
-        return is_whole(table) and self.links[table.at[0]].route.is_local
 
     def send_barrier(self) -> None:
         """Sync: wait until every server, those without blocks too, has applied the round."""
@@ -291,78 +287,7 @@ class TrainerClient:
         self, table: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], ids: Tensor, out: Tensor
     ) -> None:
         """Pull the rows of `ids` into `out`, from all servers at the same time; over a network each id once."""
-        of = Table.of(table, blocks, at, heights)
-        self._tables[table], self._shapes[table] = of, (out.shape[1], out.dtype)
-        if self._sync and len(ids) and self._session.take_next(table, ids, out):
-            return
-        found = None if self._sync else self._prefetcher.take(table, ids)
-        if found is not None:
-            with self.counters.waiting("", table):
-                rows = found.result()
-            out.copy_(rows)
-        elif len(ids):
-            self._look_up(of, ids, out, now=False)
-
-    def begin_ahead(self) -> None:
-        """`prefetch_ahead` is for the next batch from now on. Sync: what it was asked for before is dropped."""
-        self._session.begin_next()
-
-    def prefetch_ahead(self, table: str, ids: Tensor) -> bool:
-        """Look up in the background what the next step's `prefetch` of `table` will ask for: the same int64[n] ids.
-
-        Async and half-async: that prefetch then takes the result, which may lack updates that are pushed meanwhile,
-        as any read in these modes. Sync: the rows that the next step reads are made by this step's round, so they are
-        looked up as soon as that is over, if fused operators end it over channels. Returns False before the first
-        prefetch of a table, in sync mode without channels, and if a step has ended since `begin_ahead`. Errors are
-        raised by the prefetch that takes the result; in sync mode they are dropped.
-        """
-        of, shape = self._tables.get(table), self._shapes.get(table)
-        if of is None or shape is None or not len(ids):
-            return False
-        width, dtype = shape
-        if self._sync:
-            own, rows = ids.detach().cpu().reshape(-1).clone(), torch.empty(ids.numel(), width, dtype=dtype)
-            return self._session.look_up_next(table, own, of.blocks, of.at, of.heights, rows)
-
-        def look_up(own: Tensor) -> Tensor:
-            out = torch.empty(len(own), width, dtype=dtype)
-            self._look_up(of, own, out, now=True)
-            return out
-
-        self._prefetcher.start(table, ids.detach().cpu().reshape(-1).contiguous(), look_up)
-        return True
-
-    def forget_ahead(self) -> None:
-        """Drop what `prefetch_ahead` has looked up and no step has taken."""
-        self._prefetcher.forget()
-        self._session.forget_next()
-
-    def _look_up(self, table: Table, ids: Tensor, out: Tensor, *, now: bool) -> None:
-        if self._is_local(table):
-            check_rows(table, ids)
-            self._read_part(table, Part(0, ids, slice(0, len(ids))), now, partial(_copy_bytes, out))
-            return
-        different, inverse = unique(ids)
-        parts = [p for p in parts_of(table, different) if len(p.rows)]
-        if len(parts) == 1:
-            self._read_part(table, parts[0], now, lambda rows: put_back(rows, inverse, out))
-            return
-        whole = torch.empty(len(different), out.shape[1], dtype=out.dtype)
-        at_once(self._pool, [partial(self._read_part, table, p, now, partial(_put, whole, p.positions)) for p in parts])
-        put_back(whole, inverse, out)
-
-    def _read_part(self, table: Table, part: Part, now: bool, use: Callable[[Tensor], object]) -> None:
-        link, block = self.links[table.at[part.index]], table.blocks[part.index]
-        with link.lookup(block, part.rows, count_as=block, at_once=now) as answer:
-            (rows,) = _tensors(answer, 1, link.endpoint)
-            width, dtype = self._shapes[table.name]
-            if rows.shape != (len(part.rows), width) or rows.dtype != dtype:
-                raise PeerError(
-                    f"{link.endpoint} answers {len(part.rows)} ids of {block!r} with {rows.dtype}{list(rows.shape)}; "
-                    f"expected {dtype}[{len(part.rows)}, {width}]",
-                    variable=table.name,
-                )
-            use(rows)
+        self.rows.look_up(Table.of(table, blocks, at, heights), ids, out)
 
     def changed(self, block: str, at: int) -> tuple[Tensor, Tensor]:
         """GEO: return the rows of a block that others changed since the last call, int64[n], and their values now."""
@@ -430,7 +355,7 @@ class TrainerClient:
             self._closed = True
         if self._heartbeat is not None:
             self._heartbeat.close()
-        self._prefetcher.close()
+        self.rows.close()
         close_session(str(self.descriptor), self._session)
         for read in self._reads:
             read.end_step()
@@ -441,10 +366,6 @@ class TrainerClient:
 def _in_order(calls: Sequence[Callable[[], None]]) -> None:
     for call in calls:
         call()
-
-
-def _put(whole: Tensor, positions: slice | Tensor, rows: Tensor) -> None:
-    whole[positions] = rows
 
 
 def _copy(block: str, mine: Tensor, theirs: WireTensor, endpoint: str) -> None:
@@ -459,13 +380,3 @@ def _copy(block: str, mine: Tensor, theirs: WireTensor, endpoint: str) -> None:
         mine.copy_(from_wire(theirs))
     else:  # numpy lets other threads run, and needs no threads of torch's own
         np.copyto(bytes_of(mine), np.frombuffer(theirs.data, np.uint8))
-
-
-def _copy_bytes(mine: Tensor, theirs: Tensor) -> None:
-    np.copyto(bytes_of(mine), bytes_of(theirs))
-
-
-def _tensors(answer: Message, expected: int, endpoint: str) -> list[Tensor]:
-    if len(answer.tensors) != expected:
-        raise PeerError(f"{endpoint} answers with {len(answer.tensors)} tensors; expected {expected}")
-    return [from_wire(t) for t in answer.tensors]

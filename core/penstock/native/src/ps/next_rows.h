@@ -45,7 +45,7 @@ class NextRows {
   // A step is done. Raises nothing: its round is over.
   void step_done() noexcept;
   // Nothing that was wanted is of use any more, nor what is being taken. Before a round may end whose end is perhaps
-  // not noticed: its answer may be lost, or nobody waits for it any more.
+  // not noticed: its answer may be lost, or the wait for it interrupted.
   void forget();
   // Waits for a lookup of these ids that `step_done` has begun. False: there is none, it has failed, it was forgotten,
   // or a server has another round by now, or one that is not known. May return memory of its own in `rows`.
