@@ -485,14 +485,3 @@ def test_a_second_update_of_a_program_has_a_state_of_its_own() -> None:
     rates = [n for n in fluid.default_startup_program().variables if n.endswith(".learning_rate")]
     assert rates == ["own.learning_rate", "own_0.learning_rate"]
     run([loss], x=ROWS)
-
-
-def test_private_names_that_libraries_call_find_variables_and_attributes() -> None:
-    with fluid.program_guard(fluid.Program(), fluid.Program()):
-        x = fluid.layers.data("x", [3])
-        fluid.layers.fc(x, 2, param_attr="w", bias_attr=False)
-        assert fluid.framework._get_var("w").shape == (3, 2)
-    attr = fluid.ParamAttr("own")
-    assert [one and one.name for one in fluid.ParamAttr._to_attr([attr, "named", None, False])] == [
-        "own", "named", None, False,
-    ]  # fmt: skip

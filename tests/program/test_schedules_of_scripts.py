@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import penstock as fluid
+from penstock.errors import ProgramError
 from penstock.program.ir import Role
 from penstock.program.training.schedules import decay_step_counter
 
@@ -52,3 +54,25 @@ def test_schedules_of_branches_and_by_hand_follow_their_formulas() -> None:
         np.testing.assert_allclose(found, [rate_at(step)], rtol=1e-6)
         w = w - rate_at(step) * (rows.mean(0)[:, None] + DECAY * w)
         np.testing.assert_allclose(np.array(scope.find_var("w")), w, rtol=1e-5, atol=1e-6)
+
+
+def test_a_rate_that_is_computed_of_schedules_follows_them() -> None:
+    main, startup, scope = fluid.Program(), fluid.Program(), fluid.Scope()
+    with fluid.program_guard(main, startup):
+        loss = L.mean(L.fc(fluid.data("x", [None, 4], "float32"), 1, param_attr="w", bias_attr=False))
+        with main._lr_schedule_guard():
+            rate = L.exponential_decay(0.5, 1, 0.5) * 0.1 + L.piecewise_decay([2], [1.0, 2.0])
+        fluid.optimizer.SGD(rate).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(startup, scope=scope)
+    w, rows = np.array(scope.find_var("w")), np.ones((2, 4), "float32")
+    for step in range(4):
+        wanted = 0.05 * 0.5**step + (1.0 if step < 2 else 2.0)
+        (found,) = exe.run(main, {"x": rows}, [rate], scope=scope)
+        np.testing.assert_allclose(found, [wanted], rtol=1e-6)
+        w = w - wanted
+        np.testing.assert_allclose(np.array(scope.find_var("w")), w, rtol=1e-6)
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        loss = L.mean(L.fc(fluid.data("x", [None, 4], "float32"), 1))
+        with pytest.raises(ProgramError, match="must be one persistable number"):
+            fluid.optimizer.SGD(loss * 0.1).minimize(loss)

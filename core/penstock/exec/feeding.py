@@ -111,6 +111,8 @@ def converted(var: VarDesc, value: Any) -> torch.Tensor:
             "array or tensor (value.to_dense())",
             variable=var.name, expected=_expected(var),
         )  # fmt: skip
+    if var.loose and dtype is torch.bool and tensor.dtype != dtype and bool(((tensor == 0) | (tensor == 1)).all()):
+        tensor = tensor.to(torch.bool)  # Fluid's kernels take the type of what is fed
     if tensor.dtype != dtype:
         got = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
         raise FeedError(

@@ -92,6 +92,12 @@ def _input(
     recording = recording_of(main)
     if name in main.variables and main.variables[name].feed:
         return _declared_again(recording, main.variables[name], sizes, dtype)
+    if written := [v.name for v in main.variables.values() if v.parameter and v.trainable and v.buffer]:
+        raise ProgramError(
+            f"{user_line()}: input {name!r} is declared in a program that writes the trainable parameter "
+            f"{written[0]!r} in place. Write it in a program of its own, without inputs",
+            variable=name,
+        )
     ragged = lod_level > 0 and [i for i, size in enumerate(sizes) if size < 0] == [0]
     if ragged:
         _input(name + LENGTHS, [-1, 1], "int64", lod_level - 1, True)

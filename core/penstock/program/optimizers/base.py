@@ -30,6 +30,7 @@ from penstock.program.training.clipping import Clip, check_clip, clip_of, prepar
 from penstock.program.training.gradients import PendingGradient, prefix_of_state
 from penstock.program.training.parameters import constant_state
 from penstock.program.training.regularizers import Regularizer, regularize, regularizer_of
+from penstock.program.training.schedules import computed_rate
 
 Pair = tuple[Variable, Gradient]
 
@@ -194,6 +195,9 @@ class Optimizer(Hooks, Minimizer):
                     "layers.exponential_decay"
                 )
             return constant_state(f"{prefix}.learning_rate", float(given), dtype)
+        computed = None if given.persistable else computed_rate(prefix, given)
+        if computed is not None:
+            return computed
         if not given.persistable or given.fake.numel() != 1:
             raise ProgramError(
                 f"{user_line()}: {type(self).__name__}: learning rate {given!r} must be one persistable number, as "

@@ -180,13 +180,16 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         return forward and bool(writes) and all(variables[w].dtype == "int64" for w in writes)
 
     def _mark_buffers(self, op: Operator) -> None:
-        """State that the forward pass writes is kept per replica. Raises ProgramError if it is trained."""
+        """State that the forward pass writes is kept per replica. Raises ProgramError if it is trained.
+
+        Where a program has no inputs, all replicas write the same: a copy of one network's parameters to another's.
+        """
         if not op.role & Role.FORWARD:
             return
         variables = self.recording.program.variables
         for name in op.writes:
             var: VarDesc = variables[variables[name].storage]
-            if var.parameter and var.trainable:
+            if var.parameter and var.trainable and any(True for _ in self.recording.program.feeds()):
                 raise ProgramError(
                     f"{op.source}: {op.type} writes the trainable parameter {var.name!r} in place, which each replica "
                     "would do with its own share. Update it by an optimizer (minimize, or apply_gradients with "

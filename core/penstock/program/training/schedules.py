@@ -1,6 +1,7 @@
 """Learning-rate schedules as operators of the program (role LR_SCHED), from a count of runs.
 
-Each returns a persistable float32 scalar, written in place once a run, before the updates that read it. The count is
+Each returns a persistable float32 scalar, written in place once a run, before the updates that read it; what a script
+computes of such ones, an optimizer keeps as one more. The count is
 one persistable int64 for all schedules of a program: 0 in the first run, or 1 if the program's first schedule is
 `noam_decay`, whose formula has no value at 0. Formulas are computed in float64.
 Source: python/paddle/fluid/layers/learning_rate_scheduler.py (Fluid 1.8).
@@ -16,6 +17,7 @@ import torch
 
 from penstock.errors import ProgramError
 from penstock.program.ir import Role
+from penstock.program.program import Program
 from penstock.program.record.context import default_main_program, name_scope, role
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
@@ -34,6 +36,30 @@ def _schedule(kind: str, formula: Callable[[torch.Tensor], torch.Tensor], begin:
     with name_scope(prefix), torch.no_grad(), recording_modes(recording), role(Role.LR_SCHED):
         rate.fake.copy_(formula(counter.fake.to(torch.float64)))
     return rate
+
+
+def computed_rate(prefix: str, given: Variable) -> Variable | None:
+    """Return state of a schedule that a script computes of others, `noam_decay(…) * 2.0`; None if inputs take part."""
+    main = given.program
+    if given.fake.numel() != 1 or not given.fake.dtype.is_floating_point or _reads_inputs(main, given.name):
+        return None
+    rate = constant_state(f"{prefix}.learning_rate", 0.0, given.desc.dtype)
+    with torch.no_grad(), recording_modes(recording_of(main)), role(Role.LR_SCHED):
+        rate.fake.copy_(given.fake.reshape([]))
+    return rate
+
+
+def _reads_inputs(program: Program, name: str) -> bool:
+    """Whether a value was computed of inputs or of parameters, which replicas may have different values of."""
+    makers = {made: op for op in program.operators for made in op.output_names()}
+    found, waiting = {name}, [name]
+    while waiting:
+        op = makers.get(waiting.pop())
+        new = set(op.input_names()) - found if op is not None else set()
+        found |= new
+        waiting += new
+    read = (program.variables[one] for one in found if one in program.variables)
+    return any(var.feed or var.parameter or var.buffer for var in read)
 
 
 def _counter(begin: int) -> Variable:
