@@ -1,4 +1,4 @@
-"""What libraries on top of Fluid do: private names, copies of one network's parameters to another's, truths as numbers."""
+"""What libraries on top of Fluid do: private names, copies of parameters between networks, truths as numbers."""
 
 from __future__ import annotations
 
