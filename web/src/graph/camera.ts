@@ -28,7 +28,7 @@ export function fitCamera(layout: Layout, w: number, h: number): Camera {
 
 /**
  * The camera nearest to the one wished for that shows a box: between columns and around the graph there are places
- * larger than a canvas, in which nobody finds the way back. The inside of an open frame is no box. O(boxes).
+ * larger than a canvas, in which there is no way back to be seen. The inside of an open frame is no box. O(boxes).
  */
 export function withBoxInView(layout: Layout, wished: Camera, w: number, h: number): Camera {
   if (w === 0 || h === 0) return wished;
