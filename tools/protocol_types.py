@@ -24,8 +24,8 @@ CONSTANTS, TYPES, API = (
 )
 CLIENT = (
     "Advice", "AdvisedSetting", "AuditEntry", "GraphUse", "Job", "LogChunk", "Node", "NodeFinding", "NodeJoin",
-    "NodeJoined", "OneTimeToken", "Pilot", "PilotReport", "Plan", "PlannedNode", "Progress", "Project", "Replica",
-    "Series", "Snapshot", "Token", "TokenMade",
+    "NodeJoined", "OneTimeToken", "Pilot", "PilotReport", "Plan", "PlannedNode", "Progress", "Project", "PythonFrame",
+    "PythonProcess", "PythonStacks", "PythonThread", "Replica", "Series", "Snapshot", "Token", "TokenMade",
 )  # fmt: skip
 PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
 

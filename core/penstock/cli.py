@@ -22,6 +22,7 @@ from penstock.command import (
     jobs,
     nodes,
     projects,
+    pythonstack,
     serve,
 )
 from penstock.command.exits import exit_of
@@ -66,6 +67,7 @@ app.command("cancel")(jobs.cancel)
 app.command("wait")(jobs.wait_for)
 app.command("exchange")(jobs.exchange)
 app.command("why")(jobs.why)
+app.command("stack")(pythonstack.stack)
 app.command("advise")(advise.advise)
 app.command("export")(export.export)
 app.command("nodes")(nodes.nodes)

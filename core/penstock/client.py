@@ -34,6 +34,7 @@ from penstock.protocol.rest import (
     Plan,
     Progress,
     Project,
+    PythonStacks,
     Replica,
     Series,
     Snapshot,
@@ -238,6 +239,11 @@ class Client:
     def why(self, job_id: str) -> Diagnosis:
         """Return why the steps of a job take as long as they do."""
         return cast(Diagnosis, self._json("GET", f"/jobs/{_segment(job_id)}/why"))
+
+    def stacks(self, job_id: str, replica_id: str) -> PythonStacks:
+        """Have the Python stacks of a running replica taken. Raises Conflict where they cannot be."""
+        params = {"replica_id": replica_id}
+        return cast(PythonStacks, self._json("POST", f"/jobs/{_segment(job_id)}:stack", params=params))
 
     def advice(self, job_id: str) -> Advice:
         """Return settings ranked by predicted step time. Raises Conflict if no step has been recorded."""

@@ -33,6 +33,7 @@ from penstock_server.services.reports import Reports
 from penstock_server.services.retention import Retention, Sweeper
 from penstock_server.services.scheduling import Scheduling
 from penstock_server.services.series import Metrics
+from penstock_server.services.stacks import Stacks
 from penstock_server.services.storage import JobStorage
 from penstock_server.services.telemetry import Telemetry
 from penstock_server.settings import Settings
@@ -97,6 +98,7 @@ class Runtime:
     projects: Projects
     audit: Audit
     hangs: Hangs
+    stacks: Stacks
     loops: list[Loop]
 
     async def log_offsets(self, node_id: str) -> dict[str, int]:
@@ -176,7 +178,8 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
         Listing(jobs, nodes), PilotBoard(clock), reports, attach, storage, Metrics(database),
         _sweeper(settings, clock, database, recorder),
         agents, hub, ingest, logs, recorder, exchanges, diagnoses, advices, metrics, leases, publisher, scheduling,
-        Plans(database, scheduling, agents), Projects(database), Audit(database), hangs, [],
+        Plans(database, scheduling, agents), Projects(database), Audit(database), hangs,
+        Stacks(database, clock, jobs, agents), [],
     )  # fmt: skip
     _wire(runtime, live)
     return runtime

@@ -11,6 +11,7 @@ import type {
   Page,
   PilotRow,
   Problem,
+  PythonStacks,
   SeriesSet,
 } from "./types";
 
@@ -89,6 +90,8 @@ export const api = {
   pilots: () => get<{ readonly items: readonly PilotRow[] }>("/pilots"),
   events: (jobId: string) => get<Page<EventRow>>(`/jobs/${enc(jobId)}/events?page_size=200`),
   why: (jobId: string) => get<Diagnosis>(`/jobs/${enc(jobId)}/why`),
+  stacks: async (jobId: string, replicaId: string): Promise<PythonStacks> =>
+    (await (await request("POST", `/jobs/${enc(jobId)}:stack?replica_id=${enc(replicaId)}`)).json()) as PythonStacks,
   advice: (jobId: string) => get<Advice>(`/jobs/${enc(jobId)}/advice`),
   metrics: (jobId: string) => get<{ readonly series: SeriesSet }>(`/jobs/${enc(jobId)}/metrics?max_points=2000`),
   /** A piece of a log, whole megabytes at once. */

@@ -9,6 +9,7 @@ import "./styles/why.css";
 import "./styles/crash.css";
 import "./styles/logs.css";
 import "./styles/ranks.css";
+import "./styles/stacks.css";
 import { effect } from "@preact/signals";
 import { render } from "preact";
 import { listenToKeys } from "./keyboard";

@@ -38,11 +38,12 @@ from penstock.protocol.agent import (
     LogAck,
     PilotTerms,
     Refused,
+    StackOrder,
     Welcome,
 )
 from penstock.settings import NODE_ADDRESS
 from penstock.version import __version__
-from penstock_worker import lease, messages, pilot, ports, statedirs
+from penstock_worker import lease, messages, pilot, ports, stacks, statedirs
 from penstock_worker.background import in_thread
 from penstock_worker.identity import FILE, Identity
 from penstock_worker.outgoing import Outgoing
@@ -91,6 +92,7 @@ class Agent:
         self._outgoing: Outgoing | None = None
         self._tasks = asyncio.TaskGroup()
         self._work: dict[str, asyncio.Task[None]] = {}
+        self._asked: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
@@ -113,7 +115,7 @@ class Agent:
             await self._stop.wait()
             await self._stop_replicas()
             self._leaving = True
-            for task in (connection, course, *self._work.values(), *self._removing.values()):
+            for task in (connection, course, *self._work.values(), *self._removing.values(), *self._asked):
                 task.cancel()
 
     def stop(self) -> None:
@@ -410,9 +412,19 @@ class Agent:
                     self._renew(sent_at + ttl_s)
             case LogAck(replica_id=replica_id, log_offset=offset, full=full):
                 outgoing.log_acked(replica_id, offset, full=full)
+            case StackOrder():
+                task = self._tasks.create_task(self._take_stacks(message, outgoing))
+                self._asked.add(task)
+                task.add_done_callback(self._asked.discard)
             case Welcome():
                 raise PeerError("the server sent a second welcome")
         self._on_change()
+
+    async def _take_stacks(self, order: StackOrder, outgoing: Outgoing) -> None:
+        replica = self._replicas.get(order.replica_id)
+        pid = None if replica is None or replica.report.state != "RUNNING" else replica.report.pid
+        outgoing.answers.append((await in_thread(stacks.answer, order.request_id, pid)).encode())
+        self._wake.set()
 
 
 def life(replica: Replica) -> Life:

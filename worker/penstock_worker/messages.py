@@ -105,6 +105,7 @@ def hello(
             findings=[MachineFinding.model_validate(one) for one in found],
             instance=instance,
             pilot=pilot,
+            takes_stacks=True,
         )
     except ValidationError as error:
         raise UserError(

@@ -50,6 +50,7 @@ class Outgoing:
     def __init__(self, sources: Mapping[str, ReplicaSource], log_offsets: Mapping[str, int]) -> None:
         self._sources = sources
         self._reported: dict[str, ReplicaReport] = {}
+        self.answers: deque[str] = deque()  # of what the server asked over this connection
         self.ends_first = False  # reports of ends go out without the log and the frames: the agent stops
         self._heartbeats: deque[_Heartbeat] = deque()
         for replica_id, source in sources.items():
@@ -57,7 +58,9 @@ class Outgoing:
             source.frames.rewind()
 
     def turn(self, now: float) -> Iterator[str | bytes]:
-        """Yield what is due: reports, then a piece of each replica's log and some of its frames."""
+        """Yield what is due: answers, reports, then a piece of each replica's log and some of its frames."""
+        while self.answers:
+            yield self.answers.popleft()
         for source in list(self._sources.values()):
             yield from self._report(source, now)
         for source in list(self._sources.values()):

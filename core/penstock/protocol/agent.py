@@ -14,9 +14,11 @@ from penstock.protocol.states import ReplicaState
 from penstock.protocol.wire import Epoch, Int32, Message, Offset, Pid, Short
 
 MAX_FINDINGS, MAX_FINDING_TEXT = 64, 500
+MAX_PROCESSES, MAX_THREADS, MAX_FRAMES, MAX_STACK_TEXT = 8, 128, 100, 500
 ReportedState = Literal["PREPARING", "RUNNING", "EXITED", "KILLED"]
 _Label = Annotated[Text, Field(max_length=64)]
 _FindingText = Annotated[Text, Field(max_length=MAX_FINDING_TEXT)]
+_StackText = Annotated[Text, Field(max_length=MAX_STACK_TEXT)]
 _FolderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 # Agent to server
@@ -66,6 +68,7 @@ class Hello(Message):
     findings: Annotated[list[MachineFinding], Field(max_length=MAX_FINDINGS)] = Field(default_factory=list)
     pilot: PilotTerms | None = None
     instance: _Label = Field("", description="of this run of the agent: two of one node are a copy of its identity")
+    takes_stacks: bool = Field(default=False, description="it answers a `stack`; an older agent would hang up")
 
 
 class Heartbeat(Message):
@@ -105,7 +108,43 @@ class LogBytes(Message):
     text_b64: str
 
 
-FromAgent = Hello | Heartbeat | ReplicaReport | LogBytes
+class StackFrame(Message):
+    """A Python function that is being called. `line`: the one that it is at; 0: unknown."""
+
+    name: _StackText = ""
+    file: _StackText = ""
+    line: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+
+
+class StackThread(Message):
+    """A thread and its frames, the innermost first. `active`: it uses a processor."""
+
+    name: _StackText = ""
+    os_thread_id: Pid | None = None
+    active: bool = False
+    owns_gil: bool = False
+    frames: Annotated[list[StackFrame], Field(max_length=MAX_FRAMES)] = Field(default_factory=list)
+
+
+class StackProcess(Message):
+    """A Python process of a replica. `error`: why there are no threads, and what to do."""
+
+    pid: Pid
+    command: _StackText = ""
+    threads: Annotated[list[StackThread], Field(max_length=MAX_THREADS)] = Field(default_factory=list)
+    error: _StackText = ""
+
+
+class StackAnswer(Message):
+    """The Python stacks that `StackOrder` asked for. `error`: why there are none, and what to do."""
+
+    type: Literal["stack"] = "stack"
+    request_id: Short
+    processes: Annotated[list[StackProcess], Field(max_length=MAX_PROCESSES)] = Field(default_factory=list)
+    error: _StackText = ""
+
+
+FromAgent = Hello | Heartbeat | ReplicaReport | LogBytes | StackAnswer
 FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(Annotated[FromAgent, Field(discriminator="type")])
 
 # Server to agent
@@ -209,5 +248,13 @@ class LogAck(Message):
     full: bool = False
 
 
-FromServer = Welcome | LeaseRenewed | DesiredSet | LogAck
+class StackOrder(Message):
+    """Asks for the Python stacks of a replica's processes. Only for an agent that `takes_stacks`."""
+
+    type: Literal["stack"] = "stack"
+    request_id: Short
+    replica_id: Short
+
+
+FromServer = Welcome | LeaseRenewed | DesiredSet | LogAck | StackOrder
 FROM_SERVER: TypeAdapter[FromServer] = TypeAdapter(Annotated[FromServer, Field(discriminator="type")])

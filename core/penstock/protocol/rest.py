@@ -179,6 +179,37 @@ class Project(TypedDict):
     waiting: int
 
 
+class PythonFrame(TypedDict):
+    file: str
+    line: int
+    name: str
+    own: bool
+
+
+class PythonProcess(TypedDict):
+    command: str
+    error: str
+    pid: int
+    threads: list[PythonThread]
+
+
+class PythonStacks(TypedDict):
+    index: int
+    job_id: str
+    processes: list[PythonProcess]
+    replica_id: str
+    role: str
+    taken_at: str
+
+
+class PythonThread(TypedDict):
+    active: bool
+    frames: list[PythonFrame]
+    name: str
+    os_thread_id: int | None
+    owns_gil: bool
+
+
 class Replica(TypedDict):
     attempt: int
     endpoint: str | None

@@ -20,6 +20,7 @@ from penstock.protocol.agent import (
     LogAck,
     LogBytes,
     ReplicaReport,
+    StackAnswer,
     Welcome,
 )
 from penstock.protocol.states import TERMINAL_REPLICA, ReplicaState
@@ -90,6 +91,7 @@ async def greet(runtime: Runtime, link: AgentLink, hello: Hello) -> None:
     """Take an agent's first message. Raises Conflict if another agent is this node, DatabaseAway."""
     link.stays_until(hello.pilot)
     link.instance, link.heard_at = hello.instance, runtime.clock.monotonic()
+    link.takes_stacks = hello.takes_stacks
     runtime.agents.connect(link, alive_s=runtime.settings.lease_ttl_s)
     runtime.leases.arrives(link.node_id)
     link.missing = await runtime.reports.hello(link.node_id, hello)
@@ -118,6 +120,8 @@ async def _message(runtime: Runtime, link: AgentLink, message: FromAgent) -> Non
             await _report(runtime, link, message)
         case LogBytes():
             await _log(runtime, link, message)
+        case StackAnswer():
+            runtime.stacks.answered(link.node_id, message)
         case Hello():
             raise PeerError("hello came twice on one connection")
 

@@ -16,6 +16,7 @@ from penstock_server.problems import NotFound, Problem
 from penstock_server.routers.compression import compressed
 from penstock_server.routers.deps import Asker, Id, IfMatch, PageSize, PageToken, Server, version_of
 from penstock_server.schemas import api
+from penstock_server.schemas.stacks import PythonStacks
 from penstock_server.services.pages import DEFAULT_SIZE
 from penstock_server.services.views import for_reader
 
@@ -144,6 +145,15 @@ async def read_job_exchange(server: Server, job_id: Id) -> api.Exchange:
 async def diagnose_job(server: Server, job_id: Id) -> api.Diagnosis:
     """Return why the job's steps take as long as they do: ranked sentences with measurements."""
     return await server.diagnoses.of(job_id)
+
+
+@router.post("/jobs/{job_id:id}:stack", operation_id="takeJobStacks", responses=problems(409))
+@scoped("read")
+async def take_job_stacks(
+    server: Server, job_id: Id, replica_id: Annotated[str | None, Query(max_length=64)] = None
+) -> PythonStacks:
+    """Take the Python stacks of a replica, without stopping it; without `replica_id`, of trainer 0."""
+    return await server.stacks.of(job_id, replica_id)
 
 
 @router.get("/jobs/{job_id:id}/advice", operation_id="adviseJob", responses=problems(409))

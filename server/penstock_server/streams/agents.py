@@ -18,7 +18,7 @@ class AgentLink:
 
     `greeted`: it got its welcome, before which it takes no other message. `once`, `ends_at`, `leaving`: of a pilot,
     that it takes one job, when its time for jobs is over (on the monotonic clock), and why it drains.
-    `instance`: of the agent's run; `heard_at`: when its last message came.
+    `instance`: of the agent's run; `heard_at`: when its last message came; `takes_stacks`: it answers a `stack`.
     """
 
     node_id: str
@@ -31,6 +31,7 @@ class AgentLink:
     leaving: str = ""
     instance: str = ""
     heard_at: float = 0.0
+    takes_stacks: bool = False
 
     def stays_until(self, terms: PilotTerms | None) -> None:
         """Note the terms of an agent that has connected just now."""

@@ -5,6 +5,7 @@ import { Empty, Head } from "../parts/basics";
 import type { JobStore } from "../store/job";
 import { subjectOf } from "../subject";
 import { ReplicaTable } from "./replicas";
+import { Stacks } from "./stacks";
 
 export function EventsView({ store }: { store: JobStore }) {
   const events = store.events.value;
@@ -62,6 +63,7 @@ export function ConfigView({ store }: { store: JobStore }) {
         <div class="card" style={{ marginBottom: "16px" }}>
           <ReplicaTable replicas={job.replicas} nodes={store.nodes.value} />
         </div>
+        <Stacks job={job} />
         <h3 style={{ margin: "8px 0" }}>Job specification</h3>
         <pre class="code" data-testid="spec">
           {job.kind === "attached"

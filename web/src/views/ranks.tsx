@@ -7,6 +7,7 @@ import { splitName } from "../store/curves";
 import { newestOf } from "../store/exchange";
 import type { JobStore } from "../store/job";
 import { type At, moved, NOTICED, type RankCell, type RankMap, rankMap, type Track } from "../store/ranks";
+import { Stacks } from "./stacks";
 
 /** Shares of a turn at which a cell is darker. */
 const LEVELS = [0.05, NOTICED, 0.25, 0.5] as const;
@@ -62,6 +63,7 @@ export function Ranks({ store }: { store: JobStore }) {
         {map.ranks.length > shown.length &&
           ` · ${integer(map.ranks.length - shown.length)} more trainers are not drawn`}
       </p>
+      {store.job.value !== null && <Stacks job={store.job.value} />}
     </section>
   );
 }

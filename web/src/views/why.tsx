@@ -2,7 +2,7 @@
 import { effect, untracked } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { firm, sentenceAndError } from "../format";
-import { toneOf } from "../parts/basics";
+import { Link, toneOf } from "../parts/basics";
 import { jobHref, navigate, TABS, type Tab } from "../router";
 import { partsOf, shownFindings } from "../store/diagnosis";
 import { isTerminal, type JobStore } from "../store/job";
@@ -39,6 +39,12 @@ export function Why({ job, store }: { job: Job; store: JobStore }) {
           {findings.map((finding) => (
             <li key={finding.cause}>
               <Sentence job={job} store={store} finding={finding} />
+              {finding.cause === "stalled" && job.kind === "managed" && (
+                <>
+                  {" "}
+                  <Link href={jobHref(job.id, "config")}>Python stacks</Link>
+                </>
+              )}
             </li>
           ))}
         </ul>

@@ -1,0 +1,132 @@
+"""Python stacks of processes that hang, read without stopping them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import PIPE, Popen
+
+import pytest
+
+from penstock.protocol.agent import MAX_FRAMES, MAX_STACK_TEXT, StackProcess
+from penstock_worker import stacks
+
+LOCK = "import threading\nlock = threading.Lock()\nlock.acquire()\ndef waits_for_lock():\n    lock.acquire()\n"
+HANGS = {
+    "lock": (LOCK + "{up}waits_for_lock()\n", "waits_for_lock", 5),
+    "sleep": ("import time\ndef sleeps():\n    time.sleep(600)\n{up}sleeps()\n", "sleeps", 3),
+    "native": (
+        "import ctypes\npause = ctypes.CDLL(None).pause\ndef calls_native():\n    pause()\n{up}calls_native()\n",
+        "calls_native", 4,
+    ),
+    "busy": ("def computes():\n    while True: pass\n{up}computes()\n", "computes", 2),
+}  # fmt: skip
+UP = "print('up', flush=True)\n"
+
+
+class Started:
+    """Processes of a test."""
+
+    def __init__(self) -> None:
+        self.processes: list[Popen[str]] = []
+
+    def python(self, script: Path, text: str) -> int:
+        script.write_text(text)
+        return self.command(sys.executable, str(script), "--password=secret")
+
+    def command(self, *argv: str) -> int:
+        """Start a command, and wait for the line that it writes."""
+        process = Popen(argv, stdout=PIPE, text=True, start_new_session=True)
+        self.processes.append(process)
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        return process.pid
+
+
+@pytest.fixture
+def start() -> Iterator[Started]:
+    started = Started()
+    yield started
+    for process in started.processes:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def settled(pid: int, function: str) -> StackProcess:
+    """Ask until the process has come to a function: it says that it is up just before."""
+    until = time.monotonic() + 30
+    while True:
+        answer = stacks.answer("r", pid)
+        names = {frame.name for one in answer.processes for thread in one.threads for frame in thread.frames}
+        if function in names or time.monotonic() > until:
+            assert function in names, answer
+            return next(one for one in answer.processes if one.threads)
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_the_line_at_which_a_process_hangs_is_found(tmp_path: Path, start: Started, how: str) -> None:
+    text, function, line = HANGS[how]
+    script = tmp_path / "train.py"
+    pid = start.python(script, text.replace("{up}", UP))
+    process = settled(pid, function)
+    assert process.pid == pid and process.error == "" and process.command.endswith(f" {script}")
+    assert "secret" not in process.command
+    [main] = process.threads
+    assert main.name == "MainThread"
+    mine = [(one.name, one.line) for one in main.frames if one.file == str(script)]
+    assert mine[0] == (function, line)
+
+
+def test_a_process_is_not_stopped(tmp_path: Path, start: Started) -> None:
+    pid = start.python(tmp_path / "train.py", HANGS["busy"][0].replace("{up}", UP))
+    settled(pid, "computes")
+    status = Path(f"/proc/{pid}/status").read_text()
+    assert "TracerPid:\t0" in status and "State:\tR" in status
+
+
+def test_what_a_shell_started_is_found_without_the_shell(tmp_path: Path, start: Started) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HANGS["sleep"][0].replace("{up}", UP))
+    shell = start.command("/bin/sh", "-c", f"{sys.executable} {script}; true")
+    process = settled(shell, "sleeps")
+    assert process.pid != shell
+    assert [one.pid for one in stacks.answer("r", shell).processes] == [process.pid]
+
+
+def test_a_replica_without_python_is_said_to_have_none(start: Started) -> None:
+    pid = start.command("/bin/sh", "-c", "echo up; sleep 600; true")
+    assert stacks.answer("r", pid).error.startswith("no Python runs in this replica")
+
+
+def test_a_replica_that_ended_and_a_missing_reader_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "does not run on its node any more" in stacks.answer("r", None).error
+    monkeypatch.setattr(stacks, "find_reader", lambda: None)
+    assert "pip install py-spy" in stacks.answer("r", os.getpid()).error
+
+
+def test_missing_permission_is_named_with_what_to_do(tmp_path: Path, start: Started) -> None:
+    # Root may read all of them, so it asks as another user; any other user asks for a process of root.
+    is_root = os.geteuid() == 0
+    pid = start.python(tmp_path / "train.py", HANGS["sleep"][0].replace("{up}", UP)) if is_root else 1
+    reader = stacks.find_reader()
+    assert reader is not None
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # the environment may be where others may not look
+        copy = Path(shutil.copy(reader, folder))
+        for path in (copy, Path(folder)):
+            path.chmod(0o755)
+        found = stacks.read(str(copy), pid, 30, user=65534 if is_root else None)
+    assert found.returncode != 0
+    assert stacks.why_not(found.stderr) == stacks.NOT_PERMITTED
+    assert "CAP_SYS_PTRACE" in stacks.NOT_PERMITTED
+
+
+def test_long_stacks_are_cut_to_what_a_message_takes(tmp_path: Path, start: Started) -> None:
+    text = f"import time\ndef {'f' * 900}(n):\n    time.sleep(600) if n == 0 else {'f' * 900}(n - 1)\n{UP}"
+    pid = start.python(tmp_path / "train.py", text + f"{'f' * 900}(300)\n")
+    process = settled(pid, "f" * MAX_STACK_TEXT)
+    assert len(process.threads[0].frames) == MAX_FRAMES

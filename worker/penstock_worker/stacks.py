@@ -1,0 +1,155 @@
+"""Python stacks of a replica's processes. py-spy reads them from their memory: they are not stopped, and run nothing.
+
+Reading the memory of another process takes the same user and the kernel's permission, or root. Without stopping it a
+process may change while it is read, so a read that fails is repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from penstock.process import proc
+from penstock.protocol.agent import (
+    MAX_FRAMES,
+    MAX_PROCESSES,
+    MAX_STACK_TEXT,
+    MAX_THREADS,
+    StackAnswer,
+    StackFrame,
+    StackProcess,
+    StackThread,
+)
+
+READ_S = 3.0
+"""For one process; a read takes some 20 ms."""
+ALL_S = 8.0
+"""For all of a replica: the server waits longer."""
+READS = 4
+NOT_PERMITTED = (
+    "the agent may not read the memory of this process: run the agent as the same user or as root; under Yama "
+    "(sysctl kernel.yama.ptrace_scope is not 0) also give it the capability CAP_SYS_PTRACE"
+)
+MISSING = "py-spy is not installed beside the agent of this node: run 'pip install py-spy' in its environment"
+
+
+def answer(request_id: str, pid: int | None) -> StackAnswer:
+    """Return the stacks of a process and of those below it. Blocks for at most `ALL_S`; raises nothing.
+
+    `pid`: None if the replica does not run here.
+    """
+    if pid is None:
+        return StackAnswer(request_id=request_id, error="this replica does not run on its node any more")
+    reader = find_reader()
+    if reader is None:
+        return StackAnswer(request_id=request_id, error=MISSING)
+    until = time.monotonic() + ALL_S
+    found = [one for one in [pid, *proc.descendants(pid)] if _may_be_python(one)]
+    taken = [process for one in found[:MAX_PROCESSES] if (process := _process(reader, one, until)) is not None]
+    if not taken:
+        error = "no Python runs in this replica: its entrypoint and what that started are other programs"
+        return StackAnswer(request_id=request_id, error=error)
+    return StackAnswer(request_id=request_id, processes=taken)
+
+
+def find_reader() -> str | None:
+    """Return the path of py-spy: of the agent's environment, else of PATH."""
+    return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
+
+
+def _may_be_python(pid: int) -> bool:
+    """Whether it is, or cannot be looked at."""
+    try:
+        return "python" in os.path.basename(os.readlink(f"/proc/{pid}/exe")) or "libpython" in _maps(pid)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+
+
+def _maps(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+
+
+def _process(reader: str, pid: int, until: float) -> StackProcess | None:
+    """Read one process; None if it has ended."""
+    error = ""
+    for _ in range(READS):
+        if time.monotonic() >= until:
+            break
+        try:
+            found = read(reader, pid, min(READ_S, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            error = f"its stacks could not be read within {READ_S:.0f} s; retry"
+            continue
+        except (OSError, ValueError) as failure:
+            error = str(failure)
+            continue
+        if found.returncode == 0:
+            return StackProcess(pid=pid, command=_command(pid), threads=threads_of(pid, found.stdout))
+        error = why_not(found.stderr)
+        if error == NOT_PERMITTED:
+            break
+    if proc.start_ticks(pid) is None:
+        return None
+    return StackProcess(pid=pid, command=_command(pid), error=_text(error or "too many processes; retry"))
+
+
+def read(reader: str, pid: int, timeout_s: float, *, user: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run py-spy on a process. `user`: as which, None: as this one."""
+    return subprocess.run(
+        [reader, "dump", "--nonblocking", "--json", "--pid", str(pid)], stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, errors="replace", timeout=timeout_s, check=False, user=user, cwd="/",
+    )  # fmt: skip
+
+
+def why_not(stderr: str) -> str:
+    """Return what a failed read means, and what to do."""
+    if "ermission denied" in stderr.lower() or "operation not permitted" in stderr.lower():
+        return NOT_PERMITTED
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return f"its stacks could not be read; retry: {lines[0] if lines else 'py-spy says nothing'}"
+
+
+def threads_of(pid: int, text: str) -> list[StackThread]:
+    """Return the threads that py-spy found in a process. Raises ValueError if the text is not what it writes."""
+    found = json.loads(text)
+    if not isinstance(found, list):
+        raise ValueError(f"py-spy wrote {text[:80]!r}; expected a list of threads")
+    return [_thread(pid, one) for one in found[:MAX_THREADS]]
+
+
+def _thread(pid: int, fields: dict[str, Any]) -> StackThread:
+    frames = [
+        StackFrame(name=_text(one.get("name")), file=_text(one.get("filename")), line=max(0, one.get("line") or 0))
+        for one in fields.get("frames", [])[:MAX_FRAMES]
+    ]
+    # Names are of the module `threading`, which a script without threads has not loaded.
+    name = fields.get("thread_name") or ("MainThread" if fields.get("os_thread_id") == pid else "")
+    return StackThread(
+        name=_text(name), os_thread_id=fields.get("os_thread_id"),
+        active=bool(fields.get("active")), owns_gil=bool(fields.get("owns_gil")), frames=frames,
+    )  # fmt: skip
+
+
+def _command(pid: int) -> str:
+    """Return the program and its script or module, without arguments, which may hold secrets."""
+    try:
+        parts = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return ""
+    program, script, module = (*parts, "", "", "")[:3]
+    named = [os.path.basename(program), script, module if script == "-m" else ""]
+    return _text(" ".join(part for part in named if part))
+
+
+def _text(text: object) -> str:
+    """Return text that a message takes."""
+    whole = "" if text is None else str(text)
+    return whole[:MAX_STACK_TEXT].encode("utf-8", "replace").decode("utf-8").replace("\0", "?")
