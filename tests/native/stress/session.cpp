@@ -169,7 +169,7 @@ class Trainer {
     for (std::int64_t replica = 0; replica < 2; ++replica) replicas.emplace_back([this, replica] { look_up(replica); });
     for (std::thread& one : replicas) one.join();
     session_.begin_next();
-    for (std::int64_t replica = 0; replica < 2; ++replica) {
+    for (std::int64_t replica = 0; replica < 3; ++replica) {  // the last one's are left
       session_.look_up_next("t", ids_of(replica), table, at::empty({6, kWidth}, at::kFloat));
     }
     const std::int64_t round = upstream_.open();
@@ -181,7 +181,7 @@ class Trainer {
                                    {&table, {}, {{ids, at::full({6, kWidth}, 1.0), 0, kWidth}}}};
     if (!session_.step(pushes, ahead)) {
       at::Tensor rows = at::empty({6, kWidth}, at::kFloat);
-      check(!session_.take_next("t", ids_of(1), rows), "no rows are taken when a round may be over");
+      check(!session_.take_next("t", ids_of(2), rows), "no rows are taken when a round may be over");
       session_.begin_step();
       session_.reached(0, upstream_.apply(round));
       session_.end_step();
