@@ -299,3 +299,32 @@ def test_a_wrong_argument_is_refused_by_name(name: str) -> None:
         x = fluid.data("x", [None, 4], "float64")
         with pytest.raises(ProgramError, match=said):
             build(x)
+
+
+def test_a_dynamic_rnn_attends_to_images_as_sequences() -> None:
+    x, words, w = (
+        np.random.default_rng(n).normal(size=size) for n, size in ((1, (3, 2, 1, 4)), (2, (6, 2)), (3, (2,)))
+    )
+    sizes = [1, 3, 2]
+
+    def build() -> list[Any]:
+        given = fluid.initializer.NumpyArrayInitializer(w)
+        factor = L.create_parameter([2], "float64", "factor", default_initializer=given)
+        rows = L.im2sequence(fluid.data("x", [-1, 2, 1, 4], "float64"), 1) * factor
+        rnn = L.DynamicRNN()
+        with rnn.block():
+            word = rnn.step_input(L.data("words", [2], dtype="float64", lod_level=1))
+            windows = rnn.static_input(rows)
+            near = L.reduce_sum(windows * L.sequence_expand(word, windows), 1, keep_dim=True)
+            rnn.output(L.sequence_pool(windows * L.sequence_softmax(near), "sum"))
+        found = rnn()
+        return [found, *(grad for _, grad in fluid.append_backward(L.reduce_sum(found * found)))]
+
+    (found, grad), _ = run(build, {"x": x, "words": fluid.create_lod_tensor(words, [sizes], fluid.CPUPlace())})
+    factor = torch.from_numpy(w).requires_grad_(True)
+    windows = torch.from_numpy(x)[:, :, 0].transpose(1, 2) * factor
+    of_word = windows[torch.repeat_interleave(torch.arange(3), torch.tensor(sizes))]
+    wanted = (torch.softmax((of_word * torch.from_numpy(words)[:, None]).sum(2), 1)[..., None] * of_word).sum(1)
+    (gradient,) = torch.autograd.grad((wanted * wanted).sum(), factor)
+    np.testing.assert_allclose(np.array(found), wanted.detach().numpy(), rtol=1e-10)
+    np.testing.assert_allclose(np.array(grad), gradient.numpy(), rtol=1e-9)

@@ -82,7 +82,7 @@ def dynamic_recurrent(
         places.append(starts[:num_active] + t)
         fixed, ragged = statics.of_step(num_active)
         bound = {**sizes, symbols[batch]: num_active}
-        bound |= {_rows_symbol(block.inputs[at]): size for at, size in ragged.items()}
+        bound |= {symbol: size for at, size in ragged.items() if (symbol := _rows_symbol(block.inputs[at]))}
         now = [x.index_select(0, places[-1]) for x in given[1 : ends[0]]]
         before = [m[:num_active] for m in memories]
         made = block.run(draws.of_next([given[0], *now, *before, *fixed, *states, *rest]), bound)
@@ -92,9 +92,10 @@ def dynamic_recurrent(
 
 
 def _rows_symbol(var: VarDesc) -> str:
+    """The symbol of ragged rows; '' where they are a multiple of the sequences, all of one length."""
     rows = var.shape[0]
     assert isinstance(rows, Expr)  # what the recorder gives as ragged
-    return str(rows.args[0])
+    return str(rows.args[0]) if rows.op == "sym" else ""
 
 
 def _in_order(

@@ -12,6 +12,7 @@ from typing import Any
 from penstock.errors import ProgramError
 from penstock.program.expr import Expr
 from penstock.program.layers.control_flow import expect_rows
+from penstock.program.layers.sequences import one_length
 from penstock.program.layers.static_rnn import Recurrence
 from penstock.program.record.blocks import Recorded, control, recorded_block, sub_block, symbols_of
 from penstock.program.record.context import default_main_program, name_scope
@@ -82,7 +83,12 @@ class DynamicRNN(Recurrence):
         self._expect_step("static_input")
         own = block.recording.own(x)
         rows = own.desc.shape[0]
-        if isinstance(rows, Expr) and rows.op != "sym" and ragged_with_rows(block.recording.program, rows) is not None:
+        owner = ragged_with_rows(block.recording.program, rows)
+        if (
+            owner is not None
+            and not _is_symbol(rows)
+            and one_length(block.recording.program, owner.name + LENGTHS) is None
+        ):
             raise ProgramError(
                 f"{user_line()}: DynamicRNN.static_input: {x!r} has {rows} rows, of which a step has another number. "
                 "Give it what that was made of, and make it (layers.sequence_reshape) within the block",

@@ -354,13 +354,13 @@ def _steps(x: Any) -> Any:
     owner = ragged_with_rows(program, x.desc.shape[0])
     if owner is None or owner.feed:
         return None if owner is None else steps_input(owner.name)
-    length = _one_length(program, owner.name + LENGTHS)
+    length = one_length(program, owner.name + LENGTHS)
     if length is None:
         return None
     return program.handle(owner.name + LENGTHS).new_ones([recording_of(program).symbols.size(length)]).cumsum(0) - 1
 
 
-def _one_length(program: Program, lengths: str) -> Dim | None:
+def one_length(program: Program, lengths: str) -> Dim | None:
     """The length of all sequences, where an operator has made `lengths` of one number, as im2sequence does."""
     maker = next((op for op in program.operators if lengths in op.outputs), None)
     if maker is None or maker.type != "aten.new_full.default":
