@@ -122,7 +122,7 @@ def test_missing_permission_is_named_with_what_to_do(tmp_path: Path, start: Star
         found = stacks.read(str(copy), pid, 30, user=65534 if is_root else None)
     assert found.returncode != 0
     assert stacks.why_not(found.stderr) == stacks.NOT_PERMITTED
-    assert "CAP_SYS_PTRACE" in stacks.NOT_PERMITTED
+    assert "kernel.yama.ptrace_scope=0" in stacks.NOT_PERMITTED
 
 
 def test_long_stacks_are_cut_to_what_a_message_takes(tmp_path: Path, start: Started) -> None:

@@ -33,8 +33,8 @@ ALL_S = 8.0
 """For all of a replica: the server waits longer."""
 READS = 4
 NOT_PERMITTED = (
-    "the agent may not read the memory of this process: run the agent as the same user or as root; under Yama "
-    "(sysctl kernel.yama.ptrace_scope is not 0) also give it the capability CAP_SYS_PTRACE"
+    "the agent may not read the memory of this process: run the agent as the user of the process or as root; if it "
+    "is the same user, set 'sysctl kernel.yama.ptrace_scope=0' on its node"
 )
 MISSING = "py-spy is not installed beside the agent of this node: run 'pip install py-spy' in its environment"
 
