@@ -1,4 +1,4 @@
-"""The jobs that wait, in the line of their project: read some at a time, and told why they wait."""
+"""The jobs that wait, in the line of their project: read some at a time, with the reason for which each waits."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Scheduling:
         self._db, self._clock, self._agents = database, clock, agents
         self._again_at: datetime | None = None
         self._alone = asyncio.Lock()  # the room that a pass has read is taken by no other
-        self._told: set[tuple[str, int]] = set()  # (project, priority) of jobs that wait by what `line` says
+        self._behind: set[tuple[str, int]] = set()  # (project, priority) of jobs that wait by what `line` says
         self.line = Line()
 
     async def run(self) -> int:
@@ -81,18 +81,18 @@ class Scheduling:
     async def _pass(self) -> tuple[int, bool]:
         """Return how many jobs were started, and whether no other pass has to follow at once."""
         self._again_at = await self._next_pause_ends(self._clock.now())
-        told, self._told = self._told, set()
+        behind, self._behind = self._behind, set()
         try:
             started, line = await self._attempt()
         except BaseException:
-            self._told |= told
+            self._behind |= behind
             raise
         if line is None:
-            self._told |= told
+            self._behind |= behind
             self.line = Line()
             return started, False
         self.line = line
-        return started, all(line.why(*one) is not None for one in told | self._told)
+        return started, all(line.why(*one) is not None for one in behind | self._behind)
 
     async def _attempt(self) -> tuple[int, Line | None]:
         """Return how many jobs were started, and why others wait: None if what was read has changed meanwhile."""
@@ -182,7 +182,7 @@ class Scheduling:
         """
         why = self.line.why(project, priority)
         if why is not None:
-            self._told.add((project, priority))
+            self._behind.add((project, priority))
         return why
 
     def look_at_clock(self) -> bool:
