@@ -332,6 +332,8 @@ def test_one_group_has_one_norm() -> None:
         network(make, is_sparse=False, weight=own)
 
 
-def test_a_learning_rate_that_is_a_temporary_is_refused() -> None:
-    with pytest.raises(ProgramError, match="persistable"):
-        network(lambda: fluid.optimizer.SGD(L.fill_constant([1], "float32", 0.1)), is_sparse=False)
+def test_a_learning_rate_may_be_a_constant_temporary(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = network(lambda: fluid.optimizer.SGD(L.fill_constant([1], "float32", RATE)), is_sparse=False)
+    scope, before = trained(monkeypatch, made, "executor")
+    for parameter, wanted in reference(lambda _, grads, __: grads, before, is_sparse=False).items():
+        np.testing.assert_allclose(numpy_of(scope, parameter), wanted, rtol=1e-6, err_msg=parameter)
