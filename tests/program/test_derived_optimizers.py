@@ -94,7 +94,7 @@ def test_accumulators_are_made_once_and_before_they_are_read() -> None:
         losses(Never(0.1, 0.9), "executor")
 
 
-def test_the_rate_of_an_optimizer_is_its_schedule_or_made_by_minimize() -> None:
+def test_the_rate_of_an_optimizer_is_made_by_minimize() -> None:
     with fluid.program_guard(fluid.Program(), fluid.Program()):
         rate = layers.piecewise_decay([2, 4], [0.1, 0.01, 0.001])
         assert fluid.optimizer.Momentum(rate, 0.9)._global_learning_rate() is rate

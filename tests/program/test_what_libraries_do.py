@@ -11,7 +11,7 @@ import penstock as fluid
 from penstock.errors import FeedError, ProgramError
 
 
-def test_private_names_that_libraries_call_find_variables_and_attributes() -> None:
+def test_private_names_that_libraries_call() -> None:
     with fluid.program_guard(fluid.Program(), fluid.Program()):
         x = fluid.layers.data("x", [3])
         fluid.layers.fc(x, 2, param_attr="w", bias_attr=False)

@@ -182,9 +182,7 @@ def resolved_seed(program: Program) -> int:
 
 def share_sizes(rows: int, num_replicas: int) -> list[int]:
     """Return the rows of each active replica; rows >= 1."""
-    pieces = min(rows, num_replicas)
-    base, extra = divmod(rows, pieces)
-    return [base + (i >= pieces - extra) for i in range(pieces)]
+    return _even(rows, min(rows, num_replicas))
 
 
 def has_batch(program: Program, name: str) -> bool:
@@ -198,7 +196,7 @@ def has_batch(program: Program, name: str) -> bool:
 
 
 def _even(rows: int, pieces: int) -> list[int]:
-    """The rows of each share of an input that is split apart from the batch, as Fluid splits each input by itself."""
+    """Return the rows of each share, as Fluid splits the rows of an input: the first shares are the smaller ones."""
     base, extra = divmod(rows, pieces)
     return [base + (i >= pieces - extra) for i in range(pieces)]
 
