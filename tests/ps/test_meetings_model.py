@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock.ps.rounds.immediate import ImmediateUpdates
 from penstock.ps.rounds.machine import Membership, RoundMachine
 from penstock.ps.rounds.messages import (
+    GIVE_UP,
     Applied,
     Barrier,
     Close,
@@ -24,7 +25,9 @@ from penstock.ps.rounds.messages import (
     Pull,
     Push,
     Refuse,
+    Release,
     Reply,
+    Step,
     Tick,
     TrainerIncarnation,
 )
@@ -226,12 +229,20 @@ def test_round_and_meeting_waits_do_not_block_each_other() -> None:
 
 
 class Plans:
-    """Trainers in sync mode. Of a plan each entry is a step (true) or a meeting (false); then its trainer leaves."""
+    """Trainers in sync mode. Of a plan each entry is a step (true) or a meeting (false); then its trainer leaves.
+
+    One that waits in a meeting may give up, and then says so and learns the open round, or goes on at once.
+    """
 
     def __init__(self, plans: list[list[bool]]) -> None:
         self.machine, senders = started(len(plans), sync=True)
         self.todo = {sender: list(plan) for sender, plan in zip(senders, plans, strict=True)}
         self.rounds, self.numbers = dict.fromkeys(senders, 0), dict.fromkeys(senders, 0)
+        self.meeting: dict[int, TrainerIncarnation] = {}  # of those that wait, by ticket
+        self.given_up: set[int] = set()  # tickets whose answer nobody waits for
+        self.learning: dict[int, TrainerIncarnation] = {}  # asks which meeting is next
+        self.left_out: set[int] = set()
+        self.came = dict.fromkeys(senders, 0)  # the open round, when it came to its last meeting
         self.waiting: dict[int, TrainerIncarnation] = {}
         self.closing: list[int] = []
         self.ticket = 0
@@ -249,34 +260,100 @@ class Plans:
             self.handle(Leave(ticket, sender))
         elif plan.pop(0):
             self.waiting[ticket - 1] = sender
-            self.handle(Push(ticket - 1, sender, self.rounds[sender], "w", ticket))
-            self.handle(Barrier(ticket, sender, self.rounds[sender]))
+            if self.rounds[sender] < self.machine.open_round() or self.closing:
+                self.left_out.add(ticket)
+            number = self.rounds[sender]
+            self.handle(Push(ticket - 1, sender, number, "w", ticket))
+            if number >= self.came[sender]:  # else it may be a repetition
+                assert sender.trainer not in self.machine.meetings.waiting
+            self.handle(Barrier(ticket, sender, number))
         else:
-            self.numbers[sender] += 1
-            self.handle(Meet(ticket, sender, self.numbers[sender] - 1))
+            self.learning[ticket - 1] = sender
+            self.handle(Meet(ticket - 1, sender, -1))
+            self.meeting[ticket], self.came[sender] = sender, self.machine.open_round()
+            self.handle(Meet(ticket, sender, self.numbers[sender]))
+
+    def give_up(self, ticket: int, *, says_so: bool) -> None:
+        sender = self.meeting.pop(ticket)
+        del self.waiting[ticket]
+        self.given_up.add(ticket)
+        if says_so:
+            self.ticket += 2
+            self.learning[self.ticket - 1] = sender
+            self.handle(Meet(self.ticket - 1, sender, GIVE_UP))
+            assert ticket not in self.given_up, "its wait is over"
+            self.waiting[self.ticket] = sender
+            self.handle(Pull(self.ticket, sender, 0))
 
     def handle(self, event: Event) -> None:
         for one in self.machine.handle(event, 0.0):
             if isinstance(one, Close):
                 self.closing.append(one.round)
                 self.applied += [payload for payloads in one.contributions.values() for payload in payloads]
+            elif isinstance(one, Reply | Met | Refuse) and one.ticket in self.given_up:
+                self.given_up.remove(one.ticket)
+            elif isinstance(one, Reply) and one.ticket in self.learning:
+                self.numbers[self.learning.pop(one.ticket)] = one.round
             elif isinstance(one, Reply | Met):
                 sender = self.waiting.pop(one.ticket)
+                self.meeting.pop(one.ticket, None)
                 self.rounds[sender] = max(self.rounds[sender], one.round)
+            else:
+                assert not isinstance(one, Refuse), one.reason
 
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), plans=st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=3))
 def test_steps_and_meetings_in_any_order_never_hang_or_skip(data: st.DataObject, plans: list[list[bool]]) -> None:
+    says_so = data.draw(st.booleans(), label="those that give up say so")
     world, num_steps = Plans(plans), sum(step for plan in plans for step in plan)
     while world.todo or world.waiting:
+        if world.meeting and data.draw(st.integers(0, 3)) == 0:
+            world.give_up(data.draw(st.sampled_from(sorted(world.meeting))), says_so=says_so)
+            continue
         idle = world.idle()
         assert idle or world.closing, f"all wait: {world.waiting}"
         if world.closing and (not idle or data.draw(st.booleans())):
             world.handle(Applied(world.closing.pop()))
         else:
             world.go_on(data.draw(st.sampled_from(idle)))
-    assert len(world.applied) == num_steps
+    assert not world.given_up, "every ticket is answered"
+    assert len(set(world.applied)) == len(world.applied), "nothing is applied twice"
+    assert len(world.applied) + len(world.left_out) == num_steps
+    assert not (says_so and world.left_out), "who learns the open round is in it"
+
+
+def test_a_trainer_that_pushes_has_given_up_its_meeting() -> None:
+    machine, (a, b) = started(2, sync=True)
+    machine.handle(Barrier(10, b, 0), 0.0)
+    assert machine.handle(Meet(11, a, 0), 0.0) == [Close(0, {}, (1,))]
+    machine.handle(Applied(0), 0.0)
+    reason = "trainer 0 has given up waiting in meeting 0"
+    assert machine.handle(Push(12, a, 0, "w", 100), 0.0) == [Refuse(11, reason), Reply(12, 1), Release(100)]
+    assert machine.handle(Barrier(13, b, 1), 0.0) == [], "rounds wait for it again"
+    assert machine.waits_for() == [0]
+    assert machine.handle(Barrier(14, a, 0), 0.0) == [Reply(14, 1)], "and it learns which one is open"
+    assert machine.handle(Step(15, a, 1, {"w": 101}), 0.0) == [Close(1, {"w": (101,)}, (0, 1))]
+
+
+def test_a_delayed_push_of_a_round_before_does_not_end_a_wait() -> None:
+    machine, (a, b) = started(2, sync=True)
+    for ticket, sender in enumerate((a, b), 10):
+        machine.handle(Barrier(ticket, sender, 0), 0.0)
+    machine.handle(Applied(0), 0.0)
+    machine.handle(Meet(12, a, 0, "a"), 0.0)
+    assert machine.handle(Push(13, a, 0, "w", 100), 0.0) == [Reply(13, 1), Release(100)]
+    assert machine.handle(Meet(14, b, 0, "b"), 0.0) == [Met(12, 1, ("a", "b")), Met(14, 1, ("a", "b"))]
+
+
+def test_who_gives_up_is_waited_for_and_may_come_again_with_another_part() -> None:
+    machine, (a, b) = started(2)
+    machine.handle(Meet(10, a, 3, "old"), 0.0)
+    gone = Refuse(10, "trainer 0 has given up waiting in meeting 3")
+    assert machine.handle(Meet(11, a, GIVE_UP), 0.0) == [gone, Reply(11, 3)]
+    assert machine.handle(Meet(12, a, GIVE_UP), 0.0) == [Reply(12, 0)]
+    assert machine.handle(Meet(13, b, 3, "b"), 0.0) == []
+    assert machine.handle(Meet(14, a, 3, "a"), 0.0) == [Met(13, 0, ("a", "b")), Met(14, 0, ("a", "b"))]
 
 
 def test_a_sync_round_goes_on_without_who_is_at_a_meeting() -> None:

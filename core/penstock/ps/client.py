@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import numpy as np
@@ -40,6 +40,7 @@ Tensor = torch.Tensor
 _Call = tuple[int, Callable[[], None]]  # a server, and what is asked of it
 _SMALL = 1024  # elements
 REPORT_S = 3.0  # between two lines about servers that are not ready
+GIVE_UP_S = 3.0  # for a server to answer a trainer that gives up a meeting
 
 
 class TrainerClient:
@@ -340,10 +341,34 @@ class TrainerClient:
     def meet(self, part: Tensor | None) -> Tensor | None:
         """Wait until all live trainers call this; return the sum of their parts. For None: only wait.
 
-        They meet at every server, since none knows the waits at another; the first has the parts.
+        They meet at every server, since none knows the waits at another; the first has the parts. Sync: rounds go on
+        meanwhile without this trainer. One that cannot wait to the end takes part from the open round on.
         """
-        calls = [partial(link.meet, part if at == 0 else None) for at, link in enumerate(self.links)]
-        return at_once(self._pool, calls)[0]
+        self._session.forget_next()
+        calls = [partial(self._meet_at, link, part if at == 0 else None) for at, link in enumerate(self.links)]
+        try:
+            return at_once(self._pool, calls)[0]
+        except BaseException:
+            self._give_up_meeting()
+            raise
+
+    def _meet_at(self, link: ServerLink, part: Tensor | None) -> Tensor | None:
+        try:
+            return link.meet(part)
+        except Exception:
+            raise
+        except BaseException:  # an interrupt, after which calls to the other servers would wait on
+            self._give_up_meeting()
+            raise
+
+    def _give_up_meeting(self) -> None:
+        """As far as servers answer soon. Of one that does not, the next call learns the round."""
+
+        def give_up(link: ServerLink) -> None:
+            with suppress(Unavailable, PeerError):
+                link.give_up_meeting(GIVE_UP_S)
+
+        at_once(self._pool, [partial(give_up, link) for link in self.links])
 
     # -- the end ---------------------------------------------------------------------------------
 

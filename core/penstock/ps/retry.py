@@ -30,6 +30,17 @@ def state_lost(endpoint: str, how_far: str) -> PeerError:
     )
 
 
+def missed(number: int, first: int) -> str:
+    """Describe what a trainer in round `number` may miss, of which the server waits for it from round `first` on.
+
+    It had reached the barrier of its round, perhaps, and only the answer was lost.
+    """
+    if first <= number:
+        return f", in round {number}"
+    gone = f"round {number}" if first == number + 1 else f"rounds {number} to {first - 1}"
+    return f": {gone} may have gone on without its gradients, and it takes part from round {first} on"
+
+
 class Acknowledged:
     """Pushes of one trainer to one server, by their numbers, which only grow. Thread-safe.
 

@@ -31,8 +31,8 @@ from penstock.machine.capability import capability
 from penstock.native.channels import NUM_CHANNELS, Session, next_number
 from penstock.ps.counters import Counters
 from penstock.ps.remote import Descriptor
-from penstock.ps.retry import FIRST_S, LARGEST_S, Acknowledged, Named, OpenRound
-from penstock.ps.rounds.messages import TrainerIncarnation
+from penstock.ps.retry import FIRST_S, LARGEST_S, Acknowledged, Named, OpenRound, missed
+from penstock.ps.rounds.messages import GIVE_UP, TrainerIncarnation
 from penstock.ps.settings import TrainerSettings
 from penstock.ps.transport.local import Answered
 from penstock.ps.transport.tcp import Address, Route, Tls
@@ -50,17 +50,6 @@ T = TypeVar("T")
 
 class _NotAMember(Unavailable):
     """This trainer is not a member, or no longer."""
-
-
-def _missed(number: int, first: int) -> str:
-    """Describe what a trainer in round `number` may miss, of which the server waits for it from round `first` on.
-
-    It had reached the barrier of its round, perhaps, and only the answer was lost.
-    """
-    if first <= number:
-        return f", in round {number}"
-    gone = f"round {number}" if first == number + 1 else f"rounds {number} to {first - 1}"
-    return f": {gone} may have gone on without its gradients, and it takes part from round {first} on"
 
 
 def address_of(endpoint: str, settings: TrainerSettings) -> Address:
@@ -227,6 +216,16 @@ class ServerLink:
             return None
         with answered as answer:
             return from_wire(answer.tensors[0]).clone()
+
+    def give_up_meeting(self, limit_s: float) -> None:
+        """Wait in no meeting any more, and learn which round is open. Once, within `limit_s`. Raises as `_exchange`."""
+        deadline = time.monotonic() + limit_s
+        self._attempt(self._message("meet", number=GIVE_UP), limit_s, limit_s).release()
+        if self._round is not None:
+            left_s = max(deadline - time.monotonic(), 0.05)
+            # Answered between rounds: one that is being applied is without this trainer.
+            with self._attempt(self._message("pull", round=0, blocks="[]"), left_s, left_s) as answer:
+                self._round.catch_up(int(answer.fields["round"]))
 
     def _to_read(self) -> int:
         return 0 if self._round is None else self._round.to_read()
@@ -452,7 +451,7 @@ class ServerLink:
         push_s = min(lease_s, self._settings.deadline_s)  # each anew: the server has just answered
         for block, views in pushes:
             self._exchange(self._message("push", views, round=number, block=block), push_s).release()
-        self._report_rejoin(_missed(number, first))
+        self._report_rejoin(missed(number, first))
 
     def _report_rejoin(self, missed: str) -> None:
         """Log it, once for each time, and what it means for the results."""

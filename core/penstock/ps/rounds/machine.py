@@ -8,6 +8,8 @@ a number      each meeting has one, and a trainer asks for its next by it, so a 
 a joiner      first asks for the next number (number -1), since others may have met before
 a restart     of the server drops all. Numbers go on with the highest that is asked for; a trainer that asks for a lower
               one had its answer lost together with the server, and is refused
+giving up     a trainer may stop to wait (number GIVE_UP), and in sync mode one that pushes has done so: it is not there
+              any more, and the requests in which it waited are refused
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.ps.rounds.messages import (
+    GIVE_UP,
     Event,
     Instruction,
     Join,
@@ -200,6 +203,7 @@ class _Here:
     number: int
     part: object
     tickets: list[Ticket]
+    round: int  # the open one when it came
 
 
 class Meetings:
@@ -220,7 +224,9 @@ class Meetings:
         """Take a member's request. `round`: the open round, for its answer."""
         trainer, number = event.sender.trainer, event.number
         if number < 0:
-            return [Reply(event.ticket, max([self._next, *(here.number for here in self._here.values())]))]
+            following = max([self._next, *(here.number for here in self._here.values())])
+            gone = self.give_up(trainer) if number == GIVE_UP else []
+            return [*gone, Reply(event.ticket, following)]
         if self._next and number == self._next - 1:
             return [Met(event.ticket, round, self._last)]
         if number < self._next or (self._next and number > self._next):
@@ -233,8 +239,18 @@ class Meetings:
         replaced = (
             [] if here is None else [Refuse(t, f"trainer {trainer} asks for another meeting") for t in here.tickets]
         )
-        self._here[trainer] = _Here(event.sender, number, event.part, [event.ticket])
+        self._here[trainer] = _Here(event.sender, number, event.part, [event.ticket], round)
         return list(replaced)
+
+    def give_up(self, trainer: int, round: int | None = None) -> list[Instruction]:
+        """Take out a trainer that does not wait any more, as a push or barrier of `round` shows.
+
+        One of a round before it came is a repetition that was delayed, and shows nothing.
+        """
+        here = self._here.get(trainer)
+        if here is None or (round is not None and round < here.round):
+            return []
+        return self._refuse(here, f"trainer {trainer} has given up waiting in meeting {here.number}", rejoin=False)
 
     def settle(self, round: int) -> list[Instruction]:
         """Refuse those that are no longer members, and close the meeting if all have arrived. After every event."""

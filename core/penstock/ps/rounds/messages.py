@@ -12,6 +12,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+GIVE_UP = -2
+"""Number of a `Meet` that ends the sender's wait in a meeting."""
+
 Ticket = int
 Payload = int
 
@@ -86,7 +89,10 @@ class Leave(TrainerRequest):
 
 @dataclass(frozen=True, slots=True)
 class Meet(TrainerRequest):
-    """A trainer comes to meeting `number` of all live members with `part`; -1 only asks which number comes next."""
+    """A trainer comes to meeting `number` of all live members with `part`; -1 only asks which number comes next.
+
+    So does GIVE_UP, after which its sender is at no meeting.
+    """
 
     number: int
     part: object = None

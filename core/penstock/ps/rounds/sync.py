@@ -10,13 +10,17 @@ an empty round     if all that a round waits for are lost, it closes with nothin
 a failed round     stays open, and empty. A trainer at its barrier is refused, and so are its requests for the next
                    round, until it joins again (and pushes again) or leaves
 a meeting          of the trainers is no part of a round: a trainer that waits there counts as one without data,
-                   and is not waited for; so trainers with unequal data meet after the last step of the last of them
+                   and is not waited for; so trainers with unequal data meet after the last step of the last of them.
+                   One that pushes to the round, or reaches its barrier, is at no meeting any more
 a duplicate        (trainer, epoch, round, block) is answered, and its payload released
 
 The shell may restore `round` and the members from a snapshot: trainers then join again, and push the open round again.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
 
 from penstock.ps.rounds.machine import Membership, RoundMachine
 from penstock.ps.rounds.messages import (
@@ -43,6 +47,8 @@ from penstock.ps.rounds.messages import (
     TrainerIncarnation,
 )
 
+_InRound = TypeVar("_InRound", Push, Barrier, Step)
+
 
 class SyncRounds(RoundMachine):
     """The machine of one pserver. Not thread-safe: one event at a time."""
@@ -58,9 +64,9 @@ class SyncRounds(RoundMachine):
         self._refused: dict[int, str] = {}  # trainer -> why its part of the open round is gone
         self._pulls: list[tuple[Ticket, int, int]] = []  # ticket, trainer, round that has to be open
         self.handlers = {
-            Join: self._join, Heartbeat: self._heartbeat, Push: self._push, Barrier: self._barrier, Pull: self._pull,
-            Step: self._step, Leave: self._leave, Meet: self._meet, Tick: self._tick, Applied: self._applied,
-            FailedRound: self._failed,
+            Join: self._join, Heartbeat: self._heartbeat, Push: self._takes_part(self._push),
+            Barrier: self._takes_part(self._barrier), Step: self._takes_part(self._step), Pull: self._pull,
+            Leave: self._leave, Meet: self._meet, Tick: self._tick, Applied: self._applied, FailedRound: self._failed,
         }  # fmt: skip
 
     # -- membership ------------------------------------------------------------------------------
@@ -140,6 +146,16 @@ class SyncRounds(RoundMachine):
         return self.members.participants(self.round) - self.meetings.waiting
 
     # -- the round -------------------------------------------------------------------------------
+
+    def _takes_part(self, handler: Callable[[_InRound], list[Instruction]]) -> Callable[[_InRound], list[Instruction]]:
+        """Return `handler` of requests by which a trainer shows that it waits in no meeting any more."""
+
+        def handle(event: _InRound) -> list[Instruction]:
+            if not self.meetings.waiting:
+                return handler(event)
+            return [*self.meetings.give_up(event.sender.trainer, event.round), *handler(event)]
+
+        return handle
 
     def _push(self, event: Push) -> list[Instruction]:
         trainer = event.sender.trainer
