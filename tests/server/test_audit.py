@@ -26,6 +26,7 @@ CHANGES_NOTHING = {
     "planJob": "nothing is reserved or stored",
     "reportPilots": "repeated by `penstock cluster` every few seconds; kept in memory until the next report",
 }
+SEEN_ELSEWHERE = {"takeJobStacks": "an agent has to answer: test_python_stacks.py looks at its rows"}
 Call = Callable[[], Awaitable[httpx.Response]]
 
 
@@ -97,7 +98,7 @@ async def test_each_call_that_changes_leaves_one_row(server: Server) -> None:
     node_id, node_token = await server.join()
     changes = Changes(server)
     calls = await changes.calls(node_id)
-    assert set(calls) == set(operations), "a call that changes something has no case here"
+    assert set(calls) | set(SEEN_ELSEWHERE) == set(operations), "a call that changes something has no case here"
     answers = {name: await call() for name, call in calls.items()}
     found = await entries(server, page_size=200)
     for name, answer in answers.items():
