@@ -208,7 +208,9 @@ PADDLE_ALIAS = Setting(
 DISABLE_PLOT = Setting("DISABLE_PLOT", SWITCH, False, "`paddle.utils.plot.Ploter` draws nothing")
 
 PS_DEADLINE_S = seconds("PENSTOCK_PS_DEADLINE_S", 30.0, "an unreachable server is an error after this time")
-PS_LEASE_S = seconds("PENSTOCK_PS_LEASE_S", 20.0, "a silent trainer is lost after this time")
+PS_LEASE_S = seconds(
+    "PENSTOCK_PS_LEASE_S", 20.0, "a silent trainer is lost after this time; a trainer follows its server's if shorter"
+)
 PS_START_S = seconds("PENSTOCK_PS_START_S", 600.0, "how long processes wait for each other at the start")
 PS_SNAPSHOT_S = seconds("PENSTOCK_PS_SNAPSHOT_S", 60.0, "time between a server's snapshots")
 PS_TRANSPORT = Setting(

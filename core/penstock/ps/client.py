@@ -95,7 +95,7 @@ class TrainerClient:
                 f"the parameter servers {', '.join(failed_at)} did not start within {limit_s:.0f} s "
                 "(PENSTOCK_PS_START_S). Were they started, at these endpoints?"
             )
-        self._heartbeat = HeartbeatThread(self.links, within_s=min(self.settings.lease_s, self.settings.deadline_s))
+        self._heartbeat = HeartbeatThread(self.links, within_s=self.settings.deadline_s)
 
     def serve_operators(self, num_threads: int = 1) -> None:
         """Let operators of programs with this descriptor reach the servers without Python; see `Servers`."""

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 class HeartbeatThread:
     """Heartbeats of one trainer to all its servers. A server that does not answer delays no heartbeat to another.
 
-    `within_s`: how soon a silent server has to be noticed; the lease, if that is shorter.
+    `within_s`: how soon a silent server has to be noticed, if that is shorter than the leases.
     """
 
     def __init__(self, links: Sequence[ServerLink], *, within_s: float) -> None:
@@ -29,7 +29,8 @@ class HeartbeatThread:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._every_s):
+        # A server that is started again may have another lease.
+        while not self._stop.wait(min([self._every_s, *(link.lease_s / 6 for link in self._links)])):
             for index, link in enumerate(self._links):
                 if index not in self._busy and index not in self._refused and link.heartbeat_is_due():
                     self._busy.add(index)

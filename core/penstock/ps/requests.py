@@ -210,7 +210,8 @@ class Requests:
                 f"server is of one of {settings.fanin} in mode {settings.mode}. Give transpile(…), or the strategy, "
                 "the same sync_mode, config and number of trainers in every process"
             )
-        return Message("answer", {"round": 0, "staleness": 0})
+        lease = to_wire("lease_s", torch.tensor([settings.lease_s], dtype=torch.float64))
+        return Message("answer", {"round": 0, "staleness": 0}, [lease])
 
     def _join(self, _message: Message, sender: TrainerIncarnation) -> Message:
         self._admit(sender)

@@ -73,6 +73,7 @@ class ServerLink:
         self.endpoint, self.sender = endpoint, TrainerIncarnation(descriptor.trainer, settings.epoch)
         self._mode, self._num_trainers = descriptor.mode, descriptor.num_trainers
         self._settings, self._counters = settings, counters
+        self.lease_s = settings.lease_s  # at this server
         self.route = Route(address_of(endpoint, settings))
         self._round = (
             None
@@ -232,7 +233,7 @@ class ServerLink:
 
     def heartbeat_is_due(self) -> bool:
         """Whether nothing was sent for a third of the lease, or of the time that the server may be unreachable."""
-        silent_s = min(self._settings.lease_s, self._settings.deadline_s) / 3
+        silent_s = min(self.lease_s, self._settings.deadline_s) / 3
         sent_at = max(self._sent_at, self._session.sent_at(self._index))
         return self._num_joins > 0 and time.monotonic() - sent_at >= silent_s
 
@@ -240,7 +241,7 @@ class ServerLink:
         """Renew the lease. A server that does not answer is left to the next call to report. Raises PeerError."""
         # A heartbeat is sent within half a lease. A half-open connection is noticed while there is time to find
         # another, of the lease and of the deadline.
-        limit_s = min(self._settings.lease_s / 4, self._settings.deadline_s / 3)
+        limit_s = min(self.lease_s / 4, self._settings.deadline_s / 3)
         try:
             self._attempt(self._message("beat"), limit_s, self._settings.deadline_s).release()
             self._counters.add(self.endpoint, calls=1)
@@ -258,7 +259,8 @@ class ServerLink:
 
         Between two steps: the open round has no pushes. What fails is tried again at the next call.
         """
-        if not self._joined_as or not self._may_arm():
+        joined_as = self._joined_as
+        if not joined_as or not self._may_arm():
             return
         opened: list[int] = []
         try:
@@ -279,8 +281,9 @@ class ServerLink:
             return
         local = self.route.is_local
         shares = local and capability("memfd").present
-        self._has_channels = self._session.arm(self._index, opened, blocks, self.round, shares=shares, local=local)
-        if not self._joined_as or self._leaving:  # meanwhile: what gives a connection up disarms after it has said so
+        self._has_channels = self._session.arm(self._index, opened, blocks, self._to_read(), shares=shares, local=local)
+        # Lost meanwhile, and perhaps joined again: what gives a connection up disarms after it has said so.
+        if self._joined_as != joined_as or self._leaving:
             self._session.disarm(self._index)
 
     def _may_arm(self) -> bool:
@@ -437,7 +440,8 @@ class ServerLink:
     def _join_and_replay(self, limit_s: float) -> None:
         lease_s, deadline = self._settings.lease_s, time.monotonic() + limit_s
         agree = self._message("agree", mode=self._mode, trainers=self._num_trainers)
-        self._exchange(agree, min(lease_s, limit_s)).release()
+        with self._exchange(agree, min(lease_s, limit_s)) as answer:
+            self._follow_lease(answer)
         acknowledged = self._acknowledged.newest  # before it is asked how far it is
         self._has_channels = True  # it may be another server than the one that had none
         with self._exchange(self._message("join"), min(lease_s, max(deadline - time.monotonic(), 0.05))) as answer:
@@ -453,6 +457,12 @@ class ServerLink:
             self._exchange(self._message("push", views, round=number, block=block), push_s).release()
         self._report_rejoin(missed(number, first))
 
+    def _follow_lease(self, answer: Message) -> None:
+        """A server with a shorter lease loses this trainer sooner."""
+        given = [float(from_wire(tensor)) for tensor in answer.tensors if tensor.name == "lease_s"]
+        self.lease_s = min([self._settings.lease_s, *given])
+        self._session.set_lease(self._index, self.lease_s)
+
     def _report_rejoin(self, missed: str) -> None:
         """Log it, once for each time, and what it means for the results."""
         if not self._num_joins:
@@ -462,7 +472,7 @@ class ServerLink:
             # A server that was started again without its state answers the same: it does not know its former members.
             why = (
                 f"it was declared lost by {self.endpoint}, which had no message from it for its lease ("
-                f"PENSTOCK_PS_LEASE_S, {self._settings.lease_s:g} s here) or was started again,"
+                f"PENSTOCK_PS_LEASE_S, {self.lease_s:g} s) or was started again,"
             )
         else:
             why = f"its connection to {self.endpoint} had failed,"

@@ -44,7 +44,8 @@ KINDS: Mapping[str, Mapping[str, type]] = {
     "listens": {"port": int},
     # from now on the connection is a channel of `native/src/ps`; answered with [blocks], their names in order as JSON
     "channel": _SENDER,
-    # what the trainer's program was made for; refused if the server's was made for another job
+    # what the trainer's program was made for; refused if the server's was made for another job. Answered with the
+    # server's [lease_s]; one of an older version names none
     "agree": {**_SENDER, "mode": str, "trainers": int},
     "join": _SENDER,
     "beat": _SENDER,

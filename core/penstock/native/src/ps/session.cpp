@@ -46,11 +46,13 @@ Session::Session(Sender sender, bool sync, double limit_s, double lease_s, std::
     : sender_(sender),
       sync_(sync),
       limit_s_(limit_s),
-      lease_s_(lease_s),
       next_([this](const std::string&, const at::Tensor& ids, const Placement& of,
                    at::Tensor& rows) { return look_up_ahead(ids, of, rows); },
             [this] { return known_rounds(); }, kNumLookUps) {
-  for (std::size_t i = 0; i < num_servers; ++i) servers_.push_back(std::make_unique<Server>());
+  for (std::size_t i = 0; i < num_servers; ++i) {
+    servers_.push_back(std::make_unique<Server>());
+    servers_.back()->lease_s = lease_s;
+  }
 }
 
 Session::~Session() {
@@ -117,7 +119,7 @@ std::vector<std::int64_t> Session::known_rounds() const {
   std::vector<std::int64_t> all;
   for (const std::unique_ptr<Server>& server : servers_) {
     all.push_back(server->round.load());
-    if (now_s() - server->renewed_at.load() >= lease_s_) return {};
+    if (now_s() - server->renewed_at.load() >= server->lease_s.load()) return {};
   }
   return all;
 }

@@ -60,6 +60,7 @@ struct Server {
   std::atomic<std::int64_t> acknowledged{0};
   std::atomic<double> sent_at{0}, answered_at{0};
   std::atomic<double> renewed_at{0};  // when the newest request was sent that was answered: the lease began no earlier
+  std::atomic<double> lease_s{0};
   // Of the open step, what was sent ahead over the line of steps: by block, where it lies and how long it is.
   std::unordered_map<std::uint32_t, std::pair<const void*, std::size_t>> ahead;
   std::int64_t num_ahead = 0;  // messages
@@ -71,7 +72,7 @@ using Counted = std::vector<std::pair<std::string, Sums>>;
 
 class Session {
  public:
-  // `lease_s`: after so long without a request a server may go on without this trainer, in sync mode.
+  // `lease_s`: after so long without a request a server may go on without this trainer, in sync mode; `set_lease`.
   Session(Sender sender, bool sync, double limit_s, double lease_s, std::size_t num_servers);
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -108,6 +109,8 @@ class Session {
   void reached(std::size_t server, std::int64_t round);
   // The server has answered a request that was sent then.
   void renewed(std::size_t server, double sent_at);
+  // The lease at one server, which may have a shorter one.
+  void set_lease(std::size_t server, double lease_s) { servers_.at(server)->lease_s = lease_s; }
   // Where threads that train in step meet, if it is open. While it is, all of them read what the step
   // of their round has been answered.
   Meeting& meeting() { return *meeting_; }
@@ -180,7 +183,7 @@ class Session {
 
   const Sender sender_;
   const bool sync_;
-  const double limit_s_, lease_s_;
+  const double limit_s_;
   std::vector<std::unique_ptr<Server>> servers_;
   const std::shared_ptr<Meeting> meeting_ = std::make_shared<Meeting>();
   std::mutex arming_;

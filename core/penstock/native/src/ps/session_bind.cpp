@@ -98,6 +98,7 @@ void bind_session(py::module_& m) {
       .def("round", [](Session& self, std::size_t at) { return self.server(at).round.load(); })
       .def("reached", &Session::reached)
       .def("renewed", &Session::renewed)
+      .def("set_lease", &Session::set_lease)
       .def("acknowledged", [](Session& self, std::size_t at) { return self.server(at).acknowledged.load(); })
       .def("sent_at", [](Session& self, std::size_t at) { return self.server(at).sent_at.load(); })
       .def("answered_at", [](Session& self, std::size_t at) { return self.server(at).answered_at.load(); })
