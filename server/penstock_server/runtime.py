@@ -135,6 +135,7 @@ async def _running(runtime: Runtime) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        runtime.scheduling.stop()
         for loop in runtime.loops:
             loop.stop()
         await asyncio.wait(tasks)
@@ -154,7 +155,7 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     grace_s = settings.grace_s
     changes = Changes()
     scheduling = Scheduling(database, clock, agents)
-    jobs = Jobs(database, clock, live, logs.tail, changes, scheduling.waits, grace_s=grace_s)
+    jobs = Jobs(database, clock, live, logs.tail, changes, scheduling, grace_s=grace_s)
     nodes = Nodes(database, clock, tokens)
     reports = Reports(
         database, clock, nodes, logs.tail, grace_s=grace_s, stop_patience_s=settings.stop_patience_s,
@@ -226,7 +227,7 @@ def _wire(runtime: Runtime, live: Live) -> None:
         if runtime.publisher.look_at_clock():
             publisher.wake()
         if runtime.scheduling.look_at_clock():
-            scheduler.wake()
+            runtime.scheduling.wake()
 
     def on_commit(effects: Effects) -> None:
         _forget_ended(runtime, effects)
@@ -239,11 +240,12 @@ def _wire(runtime: Runtime, live: Live) -> None:
         if effects.nodes:
             figures.wake()
         if effects.schedule:
-            scheduler.wake()
+            runtime.scheduling.wake()
 
     refused = Loop("refused", runtime.audit.step, every_s=REFUSED_EVERY_S, rest_s=REFUSED_REST_S)
     runtime.audit.on_refused = refused.wake
     runtime.database.on_commit = on_commit
+    runtime.scheduling.on_wake = scheduler.wake
     runtime.metrics.on_stored = on_stored
     runtime.loops = [
         publisher,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 from tests.server.harness import FakeClock, migrate, settings_for
 from tests.support.waiting import until_async
 
@@ -18,16 +21,21 @@ from penstock.protocol.agent import Hello, ReplicaReport
 from penstock.protocol.jobspec import JobSpec
 from penstock.protocol.states import ReplicaState
 from penstock_server.auth.principal import Principal
-from penstock_server.db import Database, Effects
+from penstock_server.db import Database, Effects, Tx
 from penstock_server.runtime import Runtime, build
 from penstock_server.schemas import api
-from penstock_server.services.scheduling import JOBS_AT_ONCE
+from penstock_server.services.fairness import Line
+from penstock_server.services.lines import AHEAD
+from penstock_server.services.pilots import Stay
+from penstock_server.services.scheduling import JOBS_AT_ONCE, LASTS_S
 from penstock_server.streams.agents import AgentLink
-from penstock_server.tables import ProjectRow, ReplicaRow
+from penstock_server.tables import JobRow, ProjectRow, ReplicaRow
 
 pytestmark = pytest.mark.asyncio
 
 ASKER = Principal("token", "user", "test", frozenset({"submit"}))
+ONE: Any = {"count": 1, "cpus": 1, "memory": "1MiB"}
+TOO_LARGE: Any = {"count": 1, "cpus": 100, "memory": "1MiB"}
 
 
 @dataclass
@@ -185,3 +193,178 @@ async def test_submission_behind_a_job_placed_meanwhile_is_looked_at(site: Site)
     assert await site.pass_during(submit) == 2, "the pass is followed by another"
     assert not any(effects.schedule for effects in woken), "nothing else would look at it"
     assert (await site.state(head), await site.state(behind[0])) == ("STARTING", "STARTING")
+
+
+async def test_pass_leaves_later_submissions_to_the_next(site: Site) -> None:
+    await site.join("n1", cpus=64)
+    for _ in range(AHEAD):
+        await site.submit(trainers=ONE)
+    late: list[str] = []
+
+    async def submit() -> None:
+        late.append(await site.submit("late", trainers=ONE))
+
+    assert await site.pass_during(submit) == AHEAD
+    assert await site.state(late[0]) == "QUEUED"
+    assert await site.runtime.scheduling.run() == 1
+
+
+async def test_pass_ends_while_jobs_are_submitted(site: Site) -> None:
+    await site.join("n1", cpus=4)
+    await site.submit(trainers=TOO_LARGE)
+    passing = asyncio.create_task(site.runtime.scheduling.run())
+
+    async def submit() -> None:
+        while not passing.done():
+            await site.submit(trainers=TOO_LARGE)
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for _ in range(4):
+            group.create_task(submit())
+        await passing
+
+
+async def test_long_pass_ends_for_a_job_that_goes_first(site: Site) -> None:
+    await site.join("n1", cpus=JOBS_AT_ONCE + 1)
+    for _ in range(2 * JOBS_AT_ONCE):
+        await site.submit(trainers=ONE)
+    urgent: list[str] = []
+
+    async def submit() -> None:
+        site.runtime.clock.advance(2 * LASTS_S)  # type: ignore[attr-defined]  # a FakeClock
+        urgent.append(await site.submit("urgent", priority=10, trainers=ONE))
+
+    assert await site.pass_during(submit) == JOBS_AT_ONCE + 1
+    assert await site.state(urgent[0]) == "STARTING"
+
+
+async def test_stop_ends_a_pass(site: Site) -> None:
+    await site.join("n1", cpus=64)
+    for _ in range(3 * JOBS_AT_ONCE):
+        await site.submit(trainers=ONE)
+
+    async def stop() -> None:
+        site.runtime.scheduling.stop()
+        await site.submit("late", trainers=ONE)
+
+    assert await site.pass_during(stop) == JOBS_AT_ONCE
+
+
+async def test_jobs_that_fit_no_node_share_a_transaction(site: Site) -> None:
+    await site.join("n1", cpus=4)
+    jobs = [await site.submit(trainers=TOO_LARGE) for _ in range(30)]
+    changed: list[set[str]] = []
+    site.runtime.database.on_commit = lambda effects: changed.append(effects.jobs)
+    await site.runtime.scheduling.run()
+    assert changed == [set(jobs)]
+
+
+async def test_no_job_starts_before_one_whose_node_changed(site: Site) -> None:
+    first, second = await site.join("a", cpus=8), await site.join("b", cpus=8)
+    whole: Any = {"count": 1, "cpus": 8, "memory": "1MiB"}
+    high = await site.submit("high", priority=10, trainers=whole)
+    low = await site.submit("low", trainers=whole)
+    assert await site.pass_during(lambda: site.runtime.nodes.want(first, "cordon")) == 1
+    assert (await site.nodes_of(high), await site.state(low)) == ({second}, "QUEUED")
+
+
+async def test_job_has_all_of_its_time_after_a_long_pass(site: Site) -> None:
+    await site.join("n1", cpus=4)
+    job = await site.submit(max_duration_s=60, trainers=ONE)
+
+    async def pass_time() -> None:
+        site.runtime.clock.advance(30)  # type: ignore[attr-defined]  # a FakeClock
+        await site.submit("late", trainers=ONE)
+
+    await site.pass_during(pass_time)
+    async with site.runtime.database.read() as session:
+        row = await session.get_one(JobRow, job)
+        assert row.ends_by == row.state_at + timedelta(seconds=60) == site.runtime.clock.now() + timedelta(seconds=60)
+
+
+async def test_cancelled_job_does_not_end_the_pass(site: Site) -> None:
+    await site.join("n1", cpus=64)
+    jobs = [await site.submit(trainers=ONE) for _ in range(2 * JOBS_AT_ONCE)]
+    looks = 0
+    look = site.runtime.scheduling.stays
+
+    async def counted(session: AsyncSession) -> dict[str, Stay]:
+        nonlocal looks
+        looks += 1
+        return await look(session)
+
+    site.runtime.scheduling.stays = counted  # type: ignore[method-assign]
+    started: list[int] = []
+
+    async def cancel() -> None:
+        await site.runtime.jobs.cancel(jobs[0], ASKER)
+        site.runtime.database.on_commit = lambda effects: started.append(looks)
+
+    assert await site.pass_during(cancel) == 2 * JOBS_AT_ONCE - 1
+    assert started == [1, 1], "both transactions are of the first pass"
+
+
+async def blocked_by_a_head(site: Site) -> str:
+    """Have a job wait for room behind one that runs; return it."""
+    await site.join("n1", cpus=4)
+    await site.submit("runs", trainers={"count": 3, "cpus": 1, "memory": "1MiB"})
+    await site.runtime.scheduling.run()
+    head = await site.submit("head", trainers={"count": 4, "cpus": 1, "memory": "1MiB"})
+    await site.runtime.scheduling.run()
+    return head
+
+
+@pytest.mark.parametrize("line", [Line(), Line(everyone="waits for a node")], ids=["none", "another"])
+async def test_submission_that_commits_after_its_line_is_gone_wakes(site: Site, line: Line) -> None:
+    head = await blocked_by_a_head(site)
+    wakes: list[str] = []
+    write = site.runtime.database.write
+
+    @asynccontextmanager
+    async def slow(*, urgent: bool = False) -> AsyncIterator[Tx]:
+        async with write(urgent=urgent) as tx:
+            yield tx
+            site.runtime.database.write = write  # type: ignore[method-assign]
+            site.runtime.scheduling.line = line  # as passes leave it that end before this commit
+
+    await site.runtime.jobs.cancel(head, ASKER)
+    site.runtime.scheduling.on_wake = lambda: wakes.append("wake")
+    site.runtime.database.write = slow  # type: ignore[method-assign]
+    late = await site.submit("late", trainers=ONE)
+    assert wakes == ["wake"]
+    assert await site.runtime.scheduling.run() == 1
+    assert await site.state(late) == "STARTING"
+
+
+async def test_submission_of_a_former_line_gets_the_new_reason(site: Site) -> None:
+    node = await site.join("n1", cpus=4)
+    await site.runtime.nodes.want(node, "cordon")
+    await site.submit("first", trainers={"count": 5, "cpus": 1, "memory": "1MiB"})
+    await site.runtime.scheduling.run()
+    former = site.runtime.scheduling.line.why("default", 0)
+    await site.runtime.nodes.want(node, "run")
+    link = site.runtime.agents.get(node)
+    assert link is not None
+    site.runtime.agents.disconnect(link)
+    behind: list[str] = []
+
+    async def submit() -> None:
+        behind.append(await site.submit("behind", trainers=ONE))
+
+    await site.pass_during(submit)
+    why = site.runtime.scheduling.line.why("default", 0)
+    assert former != why == (await site.runtime.jobs.get(behind[0])).why
+
+
+async def test_plan_is_no_submission(site: Site) -> None:
+    await blocked_by_a_head(site)
+    noted: list[str] = []
+
+    def waits(project: str, priority: int) -> str | None:
+        noted.append(project)
+        return None
+
+    site.runtime.scheduling.waits = waits  # type: ignore[method-assign]
+    plan = await site.runtime.plans.of(JobSpec(name="plan", entrypoint=["true"]))
+    assert (plan.would_start, noted) == (False, [])
+    assert "waits behind others" in plan.why

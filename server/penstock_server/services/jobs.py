@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -26,22 +27,29 @@ from penstock_server.streams.live import Live
 from penstock_server.tables import EventRow, IdempotencyRow, JobRow, ReplicaRow, SnapshotRow
 from penstock_server.uuid7 import uuid7
 
-Line = Callable[[str, int], str | None]
-"""Gives why a job of a project and a priority that is submitted now waits, or None if the scheduler has to look. Asked
-within a transaction."""
 PIECE = 20
 """Jobs of a long list that are read at once: some 5 ms of the event loop."""
+
+
+class Waits(Protocol):
+    """The scheduler, as submissions see it."""
+
+    def waits(self, project: str, priority: int) -> str | None:
+        """Return why a job that is submitted now waits, or None if a pass has to look. Called in the transaction."""
+
+    def submitted(self, project: str, priority: int, why: str) -> None:
+        """Note a job that was submitted with what `waits` returned. Called after the commit."""
 
 
 class Jobs:
     """The jobs of this server."""
 
     def __init__(
-        self, database: Database, clock: Clock, live: Live, tail: LogTail, changes: Changes, line: Line, *,
+        self, database: Database, clock: Clock, live: Live, tail: LogTail, changes: Changes, scheduling: Waits, *,
         grace_s: float,
     ) -> None:  # fmt: skip
         self._db, self._clock, self._live, self._tail, self._grace_s = database, clock, live, tail, grace_s
-        self._changes, self._line = changes, line
+        self._changes, self._scheduling = changes, scheduling
 
     async def submit(self, spec: JobSpec, principal: Principal, key: str | None) -> api.Job:
         """Queue a job. With an idempotency key, the same submission again gives the same job.
@@ -52,8 +60,9 @@ class Jobs:
         async with self._db.write(urgent=True) as tx:
             known = await self._known(tx, principal, key, fingerprint) if key else None
             row = known or await self._create(tx, spec)
-            if known is None and (line := self._line(spec.project, spec.priority)) is not None:
-                row.why = line
+            why = self._scheduling.waits(spec.project, spec.priority) if known is None else None
+            if why is not None:
+                row.why = why
                 tx.effects.schedule = False  # it is the last in the line: there is nothing to place
             if key and known is None:
                 await tx.session.flush()
@@ -63,6 +72,8 @@ class Jobs:
                         token_id=principal.token_id, key=key, fingerprint=fingerprint, job_id=row.id, created_at=now
                     )
                 )
+        if why is not None:
+            self._scheduling.submitted(spec.project, spec.priority, why)
         if known is None:
             return new_job_view(row)
         return await self.get(row.id)

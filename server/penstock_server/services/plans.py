@@ -37,7 +37,7 @@ class Plans:
         )
         offered = [room for room in rooms if takes(stays.get(room.node_id, STAYS), "", spec.max_duration_s)]
         found = verdicts(needs, offered, answer)
-        line = self._scheduling.waits(spec.project, spec.priority)
+        line = self._scheduling.line.why(spec.project, spec.priority)
         if quota is not None:
             why, would_start = quota.why, False
         elif isinstance(answer, Waits):

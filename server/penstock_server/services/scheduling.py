@@ -1,15 +1,17 @@
 """Place queued jobs on nodes: a thin shell around `placement` and `fairness`.
 
 A pass reads and decides while others write: it takes the lock of writes only to start a few jobs at a time, whose
-placements are looked at again then (`starting`), and to write why others wait, some at a time (`lines`). What stands no
-longer ends the pass, and another begins.
+placements are looked at again then (`starting`), and to write why others wait, some at a time (`lines`). A node or
+terms that have changed end the pass, and another begins. So does a wake, once the pass has lasted for a second.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 from sqlalchemy import func, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -18,8 +20,8 @@ from penstock.protocol.jobspec import JobSpec, Resources, memory_bytes
 from penstock.protocol.states import JobState
 from penstock_server.clock import Clock
 from penstock_server.db import Database
-from penstock_server.services.fairness import Head, Line, Turns, behind_quota, capacity_of
-from penstock_server.services.lines import Lines, explain, not_before
+from penstock_server.services.fairness import Line, Turns, behind_quota, capacity_of
+from penstock_server.services.lines import Lines, Reasons, not_before
 from penstock_server.services.pilots import Stay, bound, place_job
 from penstock_server.services.placement import BEHIND, Amounts, Chosen, Need, Room, Waits, take
 from penstock_server.services.starting import Basis, Placement, start
@@ -32,6 +34,8 @@ REPLICAS_AT_ONCE = 32
 """What one transaction starts at most, but for a job that is larger by itself: some 10 ms, for which others wait."""
 PASSES = 3
 """Passes after each other, each because what the one before had read had changed; the next comes with the clock."""
+LASTS_S = 1.0
+"""A pass that was woken since it looked ends after so long; the one after it after twice as long, to get further."""
 
 
 @dataclass(slots=True)
@@ -44,13 +48,16 @@ class _Survey:
     stays: dict[str, Stay]
     basis: Basis
     lines: Lines
+    reasons: Reasons
+    check: Callable[[], None]
     turns: Turns
     placed: list[Placement] = field(default_factory=list)
     num_started: int = 0
+    num_gone: int = 0
 
 
 class _Stale(Exception):
-    """What a pass had read has changed since."""
+    """A pass ends early: what it had read has changed since, or the server stops."""
 
 
 class Scheduling:
@@ -60,8 +67,20 @@ class Scheduling:
         self._db, self._clock, self._agents = database, clock, agents
         self._again_at: datetime | None = None
         self._alone = asyncio.Lock()  # the room that a pass has read is taken by no other
-        self._behind: set[tuple[str, int]] = set()  # (project, priority) of jobs that wait by what `line` says
+        self._submitted: set[tuple[str, int, str]] = set()  # since the pass began: project, priority, why it waits
+        self._is_woken = self._is_stopping = False
+        self._lasts_s = LASTS_S
+        self.on_wake: Callable[[], None] = lambda: None
         self.line = Line()
+
+    def wake(self) -> None:
+        """Have a pass follow soon: something has changed for jobs that wait."""
+        self._is_woken = True
+        self.on_wake()
+
+    def stop(self) -> None:
+        """Have the pass that runs end early, and none follow it."""
+        self._is_stopping = True
 
     async def run(self) -> int:
         """Place what fits; return how many jobs were placed. All or nothing for each job.
@@ -73,7 +92,7 @@ class Scheduling:
             for _ in range(PASSES):
                 started, is_final = await self._pass()
                 num_started += started
-                if is_final:
+                if is_final or self._is_stopping:
                     return num_started
             self._again_at = self._clock.now()
             return num_started
@@ -81,55 +100,64 @@ class Scheduling:
     async def _pass(self) -> tuple[int, bool]:
         """Return how many jobs were started, and whether no other pass has to follow at once."""
         self._again_at = await self._next_pause_ends(self._clock.now())
-        behind, self._behind = self._behind, set()
-        try:
-            started, line = await self._attempt()
-        except BaseException:
-            self._behind |= behind
-            raise
-        if line is None:
-            self._behind |= behind
-            self.line = Line()
-            return started, False
-        self.line = line
-        return started, all(line.why(*one) is not None for one in behind | self._behind)
-
-    async def _attempt(self) -> tuple[int, Line | None]:
-        """Return how many jobs were started, and why others wait: None if what was read has changed meanwhile."""
+        self._submitted, self._is_woken = set(), False
         if not await self._any_waiting():
-            return 0, Line()
+            self.line = Line()
+            return 0, self._agrees()
         survey = await self._look(self._clock.now())
+        try:
+            self.line = await self._act(survey)
+        except _Stale:
+            self.line, is_final = Line(), False
+        else:
+            self._lasts_s, is_final = LASTS_S, not survey.num_gone and self._agrees()
+        await survey.reasons.write()
+        return survey.num_started, is_final
+
+    def _agrees(self) -> bool:
+        """Return whether jobs that were submitted during the pass wait for what they say."""
+        return all(self.line.why(project, priority) == why for project, priority, why in self._submitted)
+
+    def _check(self, began_s: float) -> None:
+        """Raise _Stale if the pass that began then has to end."""
+        if self._is_stopping:
+            raise _Stale
+        if self._is_woken and self._clock.monotonic() - began_s >= self._lasts_s:
+            self._lasts_s *= 2
+            raise _Stale
+
+    async def _act(self, survey: _Survey) -> Line:
+        """Start what can be placed; return why others wait. Raises _Stale."""
         if not survey.rooms:
             line = Line(everyone=nowhere(survey.absent))
-            await explain(self._db, survey.now, line.everyone, true())
-            return 0, line
-        try:
-            line = await self._place(survey)
-            await self._start(survey)
-        except _Stale:
-            return survey.num_started, None
+            await survey.reasons.of_all(line.everyone, true())
+            return line
+        line = await self._place(survey)
+        await self._start(survey)
         if line.blocked is not None:
             for head in survey.turns.left():
-                await explain(self._db, survey.now, line.blocked[1], not_before(head))
-        return survey.num_started, line
+                await survey.reasons.of_all(line.blocked[1], not_before(head))
+        return line
 
     async def _look(self, now: datetime) -> _Survey:
         """Read what decisions rest on. Connections first: one that is replaced while it is read is not the same."""
         links = {link.node_id: link for link in self._agents.all()}
-        lines = Lines(self._db, now)
+        lines, check = Lines(self._db, now), partial(self._check, self._clock.monotonic())
         async with self._db.read() as session:
             rooms, absent = await rooms_of(session, self._agents)
             stays = await self.stays(session)
             given = await terms(session)
             turns = Turns(await lines.open(session), await uses(session), given, capacity_of(rooms))
         basis = Basis({room.node_id: room for room in rooms}, links, given)
-        return _Survey(now, rooms, absent, stays, basis, lines, turns)
+        reasons = Reasons(self._db, now, lines.newest, check)
+        return _Survey(now, rooms, absent, stays, basis, lines, reasons, check, turns)
 
     async def _place(self, survey: _Survey) -> Line:
         """Decide on one job after another, and start some at a time."""
         turns, held = survey.turns, dict[str, tuple[int, str]]()
         while (head := turns.next()) is not None:
             await asyncio.sleep(0)  # others have their turn of the event loop
+            survey.check()
             job = survey.lines.first(head.project)
             spec = JobSpec.model_validate(job.spec)
             needs = needs_of(spec)
@@ -138,21 +166,17 @@ class Scheduling:
             if isinstance(answer, Chosen):
                 await self._take(survey, Placement(job, spec, needs, answer))
             elif answer.why != job.why:
-                await explain(self._db, survey.now, answer.why, JobRow.id == head.job_id)
+                await survey.reasons.add(head.job_id, answer.why)
             following = await survey.lines.follow(head.project)
             if quota is not None and not quota.forever:
                 held[head.project] = head.priority, behind_quota(head.project)
-                await self._explain_behind(survey, held[head.project][1], following)
+                if following is not None:
+                    await survey.reasons.of_all(held[head.project][1], not_before(following))
                 following = None
             turns.follow(head.project, following)
             if quota is None and isinstance(answer, Waits) and not answer.forever:
                 return Line(blocked=(head, BEHIND), held=held, burdens=turns.burdens())
         return Line(held=held, burdens=turns.burdens())
-
-    async def _explain_behind(self, survey: _Survey, why: str, head: Head | None) -> None:
-        """Say of a job and of all that come after it in its project why they wait."""
-        if head is not None:
-            await explain(self._db, survey.now, why, not_before(head))
 
     async def _take(self, survey: _Survey, placement: Placement) -> None:
         """Note a placement; start what was placed once it is enough for a transaction."""
@@ -165,25 +189,33 @@ class Scheduling:
             await self._start(survey)
 
     async def _start(self, survey: _Survey) -> None:
-        """Start what was placed. Raises _Stale if not all of it stands."""
+        """Start what was placed. Raises _Stale if nodes or terms have changed.
+
+        The room of a job that is gone counts as taken in this pass, so that another has to follow.
+        """
         placed, survey.placed = survey.placed, []
         if not placed:
             return
         async with self._db.write() as tx:
-            num_started = await start(tx, placed, survey.basis, self._agents, survey.now)
-        survey.num_started += num_started
-        if num_started < len(placed):
+            now = self._clock.now()
+            started = await start(tx, placed, survey.basis, self._agents, seen_at=survey.now, now=now)
+        survey.num_started += started.num_jobs
+        survey.num_gone += started.num_gone
+        if started.is_stale:
             raise _Stale
 
     def waits(self, project: str, priority: int) -> str | None:
-        """Return why a job that is submitted now waits, or None if a pass has to look at it.
+        """Return why a job that is submitted now waits, or None if a pass has to look at it."""
+        return self.line.why(project, priority)
+
+    def submitted(self, project: str, priority: int, why: str) -> None:
+        """Note a job that has been committed with what `waits` returned, and see whether it is still so.
 
         A pass that runs just now may not see the job: if it ends with another answer, it is followed by another.
         """
-        why = self.line.why(project, priority)
-        if why is not None:
-            self._behind.add((project, priority))
-        return why
+        self._submitted.add((project, priority, why))
+        if self.line.why(project, priority) != why:
+            self.wake()
 
     def look_at_clock(self) -> bool:
         """Return whether a job's pause has ended since the last pass."""

@@ -3,7 +3,8 @@
 The pass decided on what it had read without the lock of writes. So each placement is written only if all of it still
 stands: the job waits for the same attempt, its nodes are READY and as they were, their agents have the same connection
 and do not leave, and the projects' terms are the same. Room needs no second look: it is taken by passes alone, of which
-there is one at a time, and others only make more of it. A job starts as a whole, or not at all.
+there is one at a time, and others only make more of it. A job starts as a whole, or not at all. None starts whose turn
+is after one whose nodes are not as they were: that one comes first in the next pass.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import takewhile
 
 from sqlalchemy import select
 
@@ -48,17 +50,35 @@ class Basis:
     terms: Mapping[str, Terms]
 
 
-async def start(tx: Tx, placements: Sequence[Placement], basis: Basis, agents: Agents, now: datetime) -> int:
-    """Start the jobs whose placements still stand; return how many."""
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What became of placements. `num_gone`: of jobs that do not wait any more. `is_stale`: nodes or terms changed."""
+
+    num_jobs: int
+    num_gone: int
+    is_stale: bool
+
+
+async def start(
+    tx: Tx, placements: Sequence[Placement], basis: Basis, agents: Agents, *, seen_at: datetime, now: datetime
+) -> Started:
+    """Start the jobs of the placements before the first whose nodes are not as they were.
+
+    `seen_at`: when the pass looked at which jobs wait.
+    """
     if await terms(tx.session) != basis.terms:
-        return 0
-    jobs = await _jobs(tx, placements, now)
+        return Started(0, 0, is_stale=True)
+    jobs = await _jobs(tx, placements, seen_at)
     nodes = await _nodes(tx, placements, basis, agents)
-    standing = [
-        (one, jobs[one.job.head.job_id])
-        for one in placements
-        if one.job.head.job_id in jobs and nodes.keys() >= set(one.chosen.node_ids)
-    ]
+    first = list(takewhile(lambda one: nodes.keys() >= set(one.chosen.node_ids), placements))
+    standing = [(one, jobs[one.job.head.job_id]) for one in first if one.job.head.job_id in jobs]
+    await _start(tx, standing, nodes, now)
+    return Started(len(standing), len(first) - len(standing), is_stale=len(first) < len(placements))
+
+
+async def _start(
+    tx: Tx, standing: Sequence[tuple[Placement, JobRow]], nodes: Mapping[str, NodeRow], now: datetime
+) -> None:
     attempts = [_attempt(job, now) for _, job in standing]
     tx.session.add_all(attempts)
     await tx.session.flush()
@@ -66,7 +86,6 @@ async def start(tx: Tx, placements: Sequence[Placement], basis: Basis, agents: A
     for (one, job), attempt in zip(standing, attempts, strict=True):
         _begin(tx, job, one, attempt, {id: nodes[id] for id in one.chosen.node_ids}, stream, now)
         stream += len(one.needs)
-    return len(standing)
 
 
 async def _jobs(tx: Tx, placements: Sequence[Placement], now: datetime) -> dict[str, JobRow]:
