@@ -22,7 +22,7 @@ from penstock.native.engine import FedShares, FeedReader
 from penstock.program.expr import Expr
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
-from penstock.program.sequences import LENGTHS, has_own_rows, is_ragged, steps_of
+from penstock.program.sequences import LENGTHS, is_ragged, steps_of
 from penstock.scope import Scope
 
 
@@ -87,7 +87,6 @@ class Feeds:
         self._symbols = list(dict.fromkeys(s for v in variables for _, s in _symbols(v)))
         plain = on_cpu and not fed_loss_gradient and not any(v.buffer for v in variables)
         plain = plain and (num_replicas == 1 or not any(map(has_declared_rows, variables)))
-        plain = plain and (num_replicas == 1 or not any(has_own_rows(program, v) for v in variables))
         plain = plain and not steps_of(program)  # made of the lengths, in Python
         plain = plain and not any(is_computed(d) for v in variables for d in v.shape)
         self._reader = _reader(program, variables, self._symbols) if plain and variables else None

@@ -24,7 +24,7 @@ from penstock.program.expr import Expr, evaluate
 from penstock.program.ir import Guard, Role, VarDesc, unknown_variable
 from penstock.program.kernels import bind_symbols
 from penstock.program.program import Program
-from penstock.program.sequences import STEPS, batch_symbol, has_own_rows, is_declared_size, is_ragged
+from penstock.program.sequences import STEPS, batch_symbol, is_declared_size, is_ragged
 
 Feed = Mapping[str, Any] | Sequence[Any] | None
 Share = dict[str, torch.Tensor]
@@ -182,7 +182,9 @@ def resolved_seed(program: Program) -> int:
 
 def share_sizes(rows: int, num_replicas: int) -> list[int]:
     """Return the rows of each active replica; rows >= 1."""
-    return _even(rows, min(rows, num_replicas))
+    pieces = min(rows, num_replicas)
+    base, extra = divmod(rows, pieces)
+    return [base + (i >= pieces - extra) for i in range(pieces)]
 
 
 def has_batch(program: Program, name: str) -> bool:
@@ -191,14 +193,7 @@ def has_batch(program: Program, name: str) -> bool:
     first = shape[0] if shape else None
     if not isinstance(first, Expr) or first.op != "sym" or has_declared_rows(program.variables[name]):
         return False
-    is_other = name.endswith(STEPS) or has_own_rows(program, program.variables[name])
-    return not is_other and not is_ragged(program, name)
-
-
-def _even(rows: int, pieces: int) -> list[int]:
-    """Return the rows of each share, as Fluid splits the rows of an input: the first shares are the smaller ones."""
-    base, extra = divmod(rows, pieces)
-    return [base + (i >= pieces - extra) for i in range(pieces)]
+    return not is_ragged(program, name) and not name.endswith(STEPS)
 
 
 def _rows_of_shares(program: Program, tensors: Mapping[str, torch.Tensor], sizes: list[int]) -> dict[str, list[int]]:
@@ -240,9 +235,6 @@ def split(
     shares: list[dict[str, torch.Tensor]] = [{} for _ in sizes]
     ragged = ragged or RaggedInputs(program)
     own, several = ragged.names, _rows_of_shares(program, tensors, sizes)
-    several |= {
-        n: _even(t.shape[0], len(sizes)) for n, t in tensors.items() if has_own_rows(program, program.variables[n])
-    }
     for name, tensor in tensors.items():
         if name in own:
             continue

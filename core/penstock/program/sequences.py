@@ -29,15 +29,6 @@ def batch_symbol(program: Structure) -> str:
     return next((symbol for symbol in program.symbols[:1] if not is_declared_size(symbol)), "")
 
 
-def has_own_rows(program: Structure, var: VarDesc) -> bool:
-    """Whether an input has rows that are neither the batch nor those of sequences: positions among other rows."""
-    first = var.shape[0] if var.feed and var.shape else None
-    if not isinstance(first, Expr) or first.op != "sym" or var.name.endswith((LENGTHS, STEPS, ROWS)):
-        return False
-    symbol = str(first.args[0])
-    return symbol != batch_symbol(program) and not is_declared_size(symbol) and not is_ragged(program, var.name)
-
-
 def is_ragged(program: Structure, name: str) -> bool:
     """Whether a variable's rows are apart from its sequences."""
     var, lengths = program.variables.get(name), program.variables.get(name + LENGTHS)

@@ -15,7 +15,6 @@ from penstock.program.layers.sizes import sizes_in
 from penstock.program.layers.tensor import assign, fill_constant
 from penstock.program.record.context import default_main_program
 from penstock.program.record.declared import Declared, written
-from penstock.program.record.multiples import with_own_rows
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, dtype_named, recording_modes, wrap
@@ -120,12 +119,7 @@ def reverse(x: Any, axis: int | Sequence[int]) -> Any:
 
 
 def gather(input: Any, index: Any, overwrite: bool = True) -> Any:
-    """Return the rows of `input` at the positions `index`, int [n] or [n, 1].
-
-    Positions among several rows a sample, [batch * steps, …], that are an input have as many rows as are fed.
-    """
-    if isinstance(index, Variable) and isinstance(input, Variable):
-        with_own_rows(index._recording, index, input)
+    """Return the rows of `input` at the positions `index`, int [n] or [n, 1]."""
     rows = index.reshape([-1])
     return torch.index_select(input, 0, rows)
 

@@ -160,12 +160,11 @@ class Recording:
         if dim >= 0:
             return int(dim)
         if of_batch:
-            self._batch = self._batch if self._batch is not None else self.new_symbol()
+            self._batch = self._batch if self._batch is not None else self._new_symbol()
             return self._batch
-        return self.new_symbol()
+        return self._new_symbol()
 
-    def new_symbol(self) -> Any:
-        """Return a size that only a feed tells; the first one is the batch."""
+    def _new_symbol(self) -> Any:
         symbols = self.program.symbols
         name = self._free_symbol("s")
         symbols.insert(len(symbols) if batch_symbol(self.program) else 0, name)  # the first is the batch
@@ -254,7 +253,7 @@ class Recording:
         self.alias(tensor, var.name)
 
     def declare_again(self, tensor: torch.Tensor, var: VarDesc) -> None:
-        """Let a tensor of other sizes stand for an input, or for what was computed of one (multiples.py)."""
+        """Let a tensor of other sizes stand for an input that nothing has read."""
         self._names = {key: entry for key, entry in self._names.items() if entry[1] != var.name}
         self._storages = {key: entry for key, entry in self._storages.items() if entry[1] != var.name}
         self.program.variables[var.name] = var

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from penstock.program.expr import Dim, Expr, renamed
 from penstock.program.ir import Arg, Guard, Operator
@@ -54,11 +53,6 @@ def rewrite(recording: Recording, names: Mapping[str, str | Dim]) -> None:
     program.guards[:] = [guard for guard in dict.fromkeys(guards) if _possible(guard)]
     program.symbols[:] = [name for name in program.symbols if name not in names]
     program.revision += 1
-
-
-def with_sizes(value: Any, names: Mapping[str, str | Dim]) -> Any:
-    """Return a size, or an operator, with symbols replaced by other sizes."""
-    return _operator(value, names) if isinstance(value, Operator) else _renamed(value, names)
 
 
 def _followed(size: str | Dim, names: Mapping[str, str | Dim]) -> str | Dim:
