@@ -184,3 +184,42 @@ async def test_threads_of_a_job_that_hangs_are_found_by_a_real_agent(
     assert (await server.job(job["id"]))["state"] == "RUNNING"
     await server.http.post(f"/api/v1/jobs/{job['id']}:cancel")
     await server.job_in(job["id"], "CANCELLED")
+
+
+@pytest.mark.parametrize(
+    ("file", "own"),
+    [
+        ("/home/me/torch/train.py", True),
+        ("/var/lib/penstock/agent/replicas/7f/work/train.py", True),
+        (
+            "/var/lib/penstock/agent/replicas/7f/work/.venv/lib/python3.12/site-packages/torch/nn/modules/module.py",
+            False,
+        ),
+        ("/usr/lib/python3.12/threading.py", False),
+        ("/src/core/penstock/exec/executor.py", False),
+        ("<frozen runpy>", False),
+    ],
+)
+async def test_whose_code_a_frame_is_of_is_told_by_its_file(file: str, own: bool) -> None:
+    assert stacks.is_own(file) is own
+
+
+async def test_not_everybody_waits_for_an_agent_that_is_silent(
+    sqlite_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "MOST_WAITING", 2)
+    server, job = sqlite_server, await sqlite_server.submit()
+    async with server.agent(await server.join(), takes_stacks=True) as agent:
+        await started(server, agent, job)
+        both = [asyncio.create_task(ask(server, job)) for _ in range(2)]
+        asked = await order(agent)
+        await until_answer(lambda: _waiting(server), lambda found: found == 2)
+        refused = await ask(server, job)
+        assert (refused.status_code, refused.json()["code"]) == (429, "too_many_stacks")
+        await agent.send(type="stack", request_id=asked["request_id"], processes=[PROCESS])
+        assert [(await task).status_code for task in both] == [200, 200]
+        assert await _waiting(server) == 0
+
+
+async def _waiting(server: Server) -> int:
+    return sum(server.runtime.stacks._waiting.values())

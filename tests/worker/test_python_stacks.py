@@ -14,7 +14,15 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from penstock.protocol.agent import MAX_FRAMES, MAX_STACK_TEXT, StackProcess
+from penstock.protocol.agent import (
+    MAX_FRAMES,
+    MAX_STACK_TEXT,
+    MAX_THREADS,
+    StackFrame,
+    StackProcess,
+    StackThread,
+)
+from penstock.protocol.frames import MAX_FRAME_BYTES
 from penstock_worker import stacks
 
 LOCK = "import threading\nlock = threading.Lock()\nlock.acquire()\ndef waits_for_lock():\n    lock.acquire()\n"
@@ -130,3 +138,40 @@ def test_long_stacks_are_cut_to_what_a_message_takes(tmp_path: Path, start: Star
     pid = start.python(tmp_path / "train.py", text + f"{'f' * 900}(300)\n")
     process = settled(pid, "f" * MAX_STACK_TEXT)
     assert len(process.threads[0].frames) == MAX_FRAMES
+
+
+def test_what_a_process_wrote_into_its_own_memory_is_no_error() -> None:
+    text = '[{"thread_name": null, "os_thread_id": 1099511627776, "active": true, "owns_gil": false, "frames": []}]'
+    [thread] = stacks.threads_of(7, text)
+    assert thread.os_thread_id is None and thread.name == ""
+    with pytest.raises(ValueError, match="expected a list of threads"):
+        stacks.threads_of(7, '["not a thread"]')
+
+
+def test_an_answer_fits_into_a_message_and_says_what_is_missing() -> None:
+    frames = [StackFrame(name="f" * MAX_STACK_TEXT, file="g" * MAX_STACK_TEXT)] * MAX_FRAMES
+    threads = [StackThread(name=str(i), frames=frames) for i in range(MAX_THREADS)]
+    one, two = stacks.within(stacks.ANSWER_BYTES, [StackProcess(pid=n, threads=threads) for n in (1, 2)], num_left=3)
+    assert [thread.name for thread in one.threads] == [str(i) for i in range(len(one.threads))]
+    assert 0 < len(one.threads) < MAX_THREADS and not two.threads
+    assert one.error.startswith(f"{MAX_THREADS - len(one.threads)} more threads are not shown")
+    assert two.error.startswith("3 more processes of this replica are not shown. ")
+    size = sum(len(process.model_dump_json()) for process in (one, two))
+    assert stacks.ANSWER_BYTES / 2 < size < MAX_FRAME_BYTES
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        ([sys.executable, "-c{up}password = 1"], ""),
+        ([sys.executable, "-m", "timeit", "-n1", "-s{up}import time", "time.sleep(60)"], " -m timeit"),
+        (["/bin/sh", "-c", "echo up; exec sleep 60"], ""),
+    ],
+)
+def test_of_arguments_the_script_alone_is_shown(start: Started, argv: list[str], shown: str) -> None:
+    up = "print('up', flush=True);import time;" if shown else "print('up', flush=True);import time;time.sleep(60);"
+    pid = start.command(*(part.replace("{up}", up) for part in argv))
+    until = time.monotonic() + 30
+    while os.path.basename(os.readlink(f"/proc/{pid}/exe")) in {"sh", "dash", "bash"} and time.monotonic() < until:
+        time.sleep(0.01)
+    assert stacks._command(pid).split(" ", 1)[1:] == shown.split(" ", 1)[1:]

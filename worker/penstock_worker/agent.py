@@ -38,6 +38,7 @@ from penstock.protocol.agent import (
     LogAck,
     PilotTerms,
     Refused,
+    StackAnswer,
     StackOrder,
     Welcome,
 )
@@ -423,7 +424,12 @@ class Agent:
     async def _take_stacks(self, order: StackOrder, outgoing: Outgoing) -> None:
         replica = self._replicas.get(order.replica_id)
         pid = None if replica is None or replica.report.state != "RUNNING" else replica.report.pid
-        outgoing.answers.append((await in_thread(stacks.answer, order.request_id, pid)).encode())
+        try:
+            answer = await in_thread(stacks.answer, order.request_id, pid)
+        except Exception as error:  # noqa: BLE001  # read from what may be anything: this agent goes on
+            _log.exception("the stacks of replica %s were not taken", order.replica_id)
+            answer = StackAnswer(request_id=order.request_id, error=f"the agent could not take them: {error!r}"[:500])
+        outgoing.answers.append(answer.encode())
         self._wake.set()
 
 

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ READ_S = 3.0
 ALL_S = 8.0
 """For all of a replica: the server waits longer."""
 READS = 4
+ANSWER_BYTES = 1 << 20
+"""Of threads in an answer: the server closes the connection of an agent that sends more than some MiB at once."""
 NOT_PERMITTED = (
     "the agent may not read the memory of this process: run the agent as the user of the process or as root; if it "
     "is the same user, set 'sysctl kernel.yama.ptrace_scope=0' on its node"
@@ -55,7 +58,29 @@ def answer(request_id: str, pid: int | None) -> StackAnswer:
     if not taken:
         error = "no Python runs in this replica: its entrypoint and what that started are other programs"
         return StackAnswer(request_id=request_id, error=error)
-    return StackAnswer(request_id=request_id, processes=taken)
+    return StackAnswer(request_id=request_id, processes=within(ANSWER_BYTES, taken, len(found) - MAX_PROCESSES))
+
+
+def within(num_bytes: int, processes: Sequence[StackProcess], num_left: int = 0) -> list[StackProcess]:
+    """Return as many of the threads, in order, as fit into so many bytes of a message; errors say what is missing.
+
+    `num_left`: processes that were not read.
+    """
+    out: list[StackProcess] = []
+    for process in processes:
+        threads: list[StackThread] = []
+        for thread in process.threads:
+            num_bytes -= len(thread.model_dump_json())
+            if num_bytes < 0:
+                break
+            threads.append(thread)
+        missing = len(process.threads) - len(threads)
+        error = f"{missing} more threads are not shown: they are too much for a message" if missing else process.error
+        out.append(process.model_copy(update={"threads": threads, "error": error}))
+    if num_left > 0 and out:
+        error = f"{num_left} more processes of this replica are not shown. {out[-1].error}".rstrip()
+        out[-1] = out[-1].model_copy(update={"error": _text(error)})
+    return out
 
 
 def find_reader() -> str | None:
@@ -85,14 +110,14 @@ def _process(reader: str, pid: int, until: float) -> StackProcess | None:
             break
         try:
             found = read(reader, pid, min(READ_S, until - time.monotonic()))
+            if found.returncode == 0:
+                return StackProcess(pid=pid, command=_command(pid), threads=threads_of(pid, found.stdout))
         except subprocess.TimeoutExpired:
             error = f"its stacks could not be read within {READ_S:.0f} s; retry"
             continue
         except (OSError, ValueError) as failure:
             error = str(failure)
             continue
-        if found.returncode == 0:
-            return StackProcess(pid=pid, command=_command(pid), threads=threads_of(pid, found.stdout))
         error = why_not(found.stderr)
         if error == NOT_PERMITTED:
             break
@@ -120,7 +145,7 @@ def why_not(stderr: str) -> str:
 def threads_of(pid: int, text: str) -> list[StackThread]:
     """Return the threads that py-spy found in a process. Raises ValueError if the text is not what it writes."""
     found = json.loads(text)
-    if not isinstance(found, list):
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise ValueError(f"py-spy wrote {text[:80]!r}; expected a list of threads")
     return [_thread(pid, one) for one in found[:MAX_THREADS]]
 
@@ -130,22 +155,27 @@ def _thread(pid: int, fields: dict[str, Any]) -> StackThread:
         StackFrame(name=_text(one.get("name")), file=_text(one.get("filename")), line=max(0, one.get("line") or 0))
         for one in fields.get("frames", [])[:MAX_FRAMES]
     ]
+    number = fields.get("os_thread_id")  # read from memory of the process, which may have written anything there
     # Names are of the module `threading`, which a script without threads has not loaded.
-    name = fields.get("thread_name") or ("MainThread" if fields.get("os_thread_id") == pid else "")
+    name = fields.get("thread_name") or ("MainThread" if number == pid else "")
     return StackThread(
-        name=_text(name), os_thread_id=fields.get("os_thread_id"),
+        name=_text(name), os_thread_id=number if isinstance(number, int) and 0 <= number < 1 << 31 else None,
         active=bool(fields.get("active")), owns_gil=bool(fields.get("owns_gil")), frames=frames,
     )  # fmt: skip
 
 
 def _command(pid: int) -> str:
-    """Return the program and its script or module, without arguments, which may hold secrets."""
+    """Return the program and, of Python, its script or module, without arguments, which may hold secrets."""
     try:
         parts = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except OSError:
         return ""
     program, script, module = (*parts, "", "", "")[:3]
-    named = [os.path.basename(program), script, module if script == "-m" else ""]
+    named = [os.path.basename(program)]
+    if "python" in named[0] and script == "-m":
+        named += [script, module]
+    elif "python" in named[0] and not script.startswith("-"):
+        named.append(script)
     return _text(" ".join(part for part in named if part))
 
 

@@ -7,7 +7,10 @@ audit log, written before the agent is asked.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+from collections import Counter
+from collections.abc import Iterator
 
 from penstock.protocol.agent import StackAnswer, StackFrame, StackOrder, StackProcess, StackThread
 from penstock.protocol.states import ReplicaState
@@ -23,7 +26,10 @@ from penstock_server.uuid7 import uuid7
 ANSWER_S = 12.0
 REST_S = 1.0
 MOST_AT_ONCE = 16
-_LIBRARY = re.compile(r"(site|dist)-packages/|/(penstock|torch)/|/lib/python[\d.]+/|^<frozen ")
+MOST_WAITING = 8
+"""Who may wait for what is being taken of one replica: each is a row of the audit log."""
+_LIBRARY = re.compile(r"(site|dist)-packages/|/core/penstock/|/lib/python[\d.]+/|^<frozen ")
+_WORK = re.compile(r"/replicas/[^/]+/work/(?!.*(site|dist)-packages/)")  # a job's own files, wherever agents keep them
 
 
 class Stacks:
@@ -34,6 +40,7 @@ class Stacks:
         self._asked: dict[str, tuple[str, asyncio.Future[StackAnswer]]] = {}
         self._taking: dict[str, asyncio.Task[PythonStacks | Problem]] = {}
         self._rests_until: dict[str, float] = {}
+        self._waiting: Counter[str] = Counter()  # requests, by replica
 
     async def of(self, job_id: str, replica_id: str | None) -> PythonStacks:
         """Take the stacks of a replica's processes; without `replica_id`, of trainer 0 of the newest attempt.
@@ -41,15 +48,20 @@ class Stacks:
         Raises NotFound; Conflict where they cannot be taken; Problem if too many are asked for, or the agent is silent.
         """
         replica = await self._jobs.replica_of(job_id, replica_id)
-        link = self._link(replica)
+        self._link(replica)
         taking = self._taking.get(replica.id)
         if taking is None:
             self._check_pace(replica)
+        with self._waits_for(replica):
+            return await self._of(job_id, replica)
+
+    async def _of(self, job_id: str, replica: ReplicaRow) -> PythonStacks:
         async with self._db.write() as tx:
             tx.subject = job_id
         taking = self._taking.get(replica.id)
         if taking is None:
             self._check_pace(replica)  # others have asked during the write
+            link = self._link(replica)  # as it is now
             taking = asyncio.create_task(self._take(replica, link), name="stacks")
             self._taking[replica.id] = taking
         result = await asyncio.shield(taking)  # a caller that leaves must not end it for the others
@@ -86,13 +98,29 @@ class Stacks:
             )  # fmt: skip
         return link
 
+    @contextlib.contextmanager
+    def _waits_for(self, replica: ReplicaRow) -> Iterator[None]:
+        """Count who waits. Raises Problem if there are too many."""
+        if self._waiting[replica.id] >= MOST_WAITING:
+            raise Problem(
+                429, "too_many_stacks", f"{MOST_WAITING} requests wait for the stacks of this replica already",
+                hint=f"retry in {ANSWER_S:.0f} seconds",
+            )  # fmt: skip
+        self._waiting[replica.id] += 1
+        try:
+            yield
+        finally:
+            self._waiting[replica.id] -= 1
+            if not self._waiting[replica.id]:
+                del self._waiting[replica.id]
+
     def _check_pace(self, replica: ReplicaRow) -> None:
         now = self._clock.monotonic()
         self._rests_until = {key: until for key, until in self._rests_until.items() if until > now}
         if replica.id in self._rests_until or len(self._taking) >= MOST_AT_ONCE:
             raise Problem(
-                429, "too_many_stacks", f"a replica's stacks are taken once a second, and of {MOST_AT_ONCE} at once",
-                hint="retry in a second",
+                429, "too_many_stacks", f"a replica's stacks are taken once a second, of {MOST_AT_ONCE} at once",
+                hint="retry in some seconds",
             )  # fmt: skip
 
     async def _take(self, replica: ReplicaRow, link: AgentLink) -> PythonStacks | Problem:
@@ -122,7 +150,7 @@ class Stacks:
 
 def is_own(file: str) -> bool:
     """Whether a frame is of the person's own code: not of a package, of Penstock, torch or the standard library."""
-    return _LIBRARY.search(file) is None
+    return _WORK.search(file) is not None or _LIBRARY.search(file) is None
 
 
 def _process(one: StackProcess) -> PythonProcess:

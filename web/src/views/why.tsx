@@ -42,7 +42,9 @@ export function Why({ job, store }: { job: Job; store: JobStore }) {
               {finding.cause === "stalled" && job.kind === "managed" && (
                 <>
                   {" "}
-                  <Link href={jobHref(job.id, "config")}>Python stacks</Link>
+                  <Link class="btn small" href={jobHref(job.id, "config")}>
+                    Python stacks
+                  </Link>
                 </>
               )}
             </li>
