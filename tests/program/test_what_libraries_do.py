@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,3 +55,26 @@ def test_ones_and_zeros_are_fed_for_truths_of_layers_data() -> None:
         for wrong in ({"done": ones, "strict": ones}, {"done": ones * 2, "strict": ones.astype(bool)}):
             with pytest.raises(FeedError, match="expects bool"):
                 executor.run(main, wrong, outputs)
+
+
+def _copied(then: Callable[[Any], Any], first: Callable[[Any], Any]) -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        w = fluid.layers.create_parameter([3], "float32", "w")
+        first(w)
+        then(w)
+
+
+def _halve(w: Any) -> None:
+    fluid.layers.assign(w * 0.5, w)
+
+
+def _train(w: Any) -> None:
+    fluid.optimizer.SGD(0.3).minimize(fluid.layers.reduce_mean(w * w))
+
+
+def test_what_a_program_without_inputs_copies_it_does_not_train() -> None:
+    with pytest.raises(ProgramError, match="Write it in a program of its own"):
+        _copied(_train, _halve)
+    with pytest.raises(ProgramError, match="writes the trainable parameter 'w' in place"):
+        _copied(_halve, _train)

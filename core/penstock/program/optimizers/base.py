@@ -135,6 +135,13 @@ class Optimizer(Hooks, Minimizer):
         if not pairs:
             raise ProgramError(f"{user_line()}: {type(self).__name__} got no gradients to apply")
         program = pairs[0][0].program
+        for param, _ in pairs:
+            if program.variables[param.name].buffer:  # each replica has its own, and one of them updates it in Reduce
+                raise ProgramError(
+                    f"{user_line()}: {type(self).__name__} updates {param.name!r}, which this program writes in its "
+                    "forward pass, too. Write it in a program of its own, which is run before or after this one",
+                    variable=param.name,
+                )
         before = len(program.operators)
         prefix = prefix_of_state(program, self.kind, self._name)
         versions = recording_of(program).versions()

@@ -182,14 +182,15 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
     def _mark_buffers(self, op: Operator) -> None:
         """State that the forward pass writes is kept per replica. Raises ProgramError if it is trained.
 
-        Where a program has no inputs, all replicas write the same: a copy of one network's parameters to another's.
+        Where a program has no inputs and trains nothing of it, all replicas write the same: a copy of one network's
+        parameters to another's.
         """
         if not op.role & Role.FORWARD:
             return
         variables = self.recording.program.variables
         for name in op.writes:
             var: VarDesc = variables[variables[name].storage]
-            if var.parameter and var.trainable and any(True for _ in self.recording.program.feeds()):
+            if var.parameter and var.trainable and (self._has_inputs() or self._is_updated(var.name)):
                 raise ProgramError(
                     f"{op.source}: {op.type} writes the trainable parameter {var.name!r} in place, which each replica "
                     "would do with its own share. Update it by an optimizer (minimize, or apply_gradients with "
@@ -199,6 +200,13 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
                 )
             if (var.feed or var.persistable) and not var.buffer:
                 variables[var.name] = replace(var, buffer=True)
+
+    def _has_inputs(self) -> bool:
+        return any(True for _ in self.recording.program.feeds())
+
+    def _is_updated(self, parameter: str) -> bool:
+        """Whether an optimizer has recorded its update."""
+        return any(Role.OPTIMIZE in op.role and parameter in op.writes for op in self.recording.program.operators)
 
 
 def with_blocks(schema: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
