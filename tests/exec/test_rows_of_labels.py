@@ -108,6 +108,50 @@ def test_what_was_read_as_one_row_a_sample_keeps_its_rows() -> None:
         assert str(y.desc.shape[0]) == "s0"
 
 
+@pytest.mark.parametrize("rows_of", [lambda y: L.shape(y)[0:1], L.size, lambda y: y.shape[0]])
+def test_labels_whose_number_was_read_keep_their_rows(rows_of: Callable[[Any], Any]) -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        x, y = fluid.data("x", [None, STEPS], "float64"), fluid.data("y", [None, 1], "float64")
+        total = L.reduce_sum(y) / rows_of(y)
+        with pytest.raises(PenstockError, match="y"):
+            L.reshape(x, [-1, 1]) - y
+        feed = {"x": np.zeros((4, STEPS)), "y": np.arange(4.0).reshape(4, 1)}
+        (mean,) = fluid.Executor(fluid.CPUPlace()).run(feed=feed, fetch_list=[total])
+        np.testing.assert_allclose(mean, 1.5)
+
+
+def of_two_replicas(feed: dict[str, Any], fetch: Any) -> np.ndarray:
+    compiled: Any = fluid.CompiledProgram(fluid.default_main_program())
+    compiled = compiled.with_data_parallel(places=[fluid.CPUPlace()] * 2)
+    (found,) = fluid.Executor(fluid.CPUPlace()).run(compiled, feed, [fetch])
+    return np.asarray(found)
+
+
+def test_a_position_computed_of_each_sample_is_shared_out_with_it() -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        x, y = fluid.data("x", [None, STEPS, 4], "float64"), fluid.data("y", [None, 4], "float64")
+        at = L.argmax(L.reduce_sum(x, 2), 1)
+        out = L.gather(L.reshape(x, [-1, 4]), at) - y
+        feed = {
+            name: np.random.default_rng(0).normal(size=(4, *size)) for name, size in (("x", (STEPS, 4)), ("y", (4,)))
+        }
+        halves = [feed["x"][:2], feed["x"][2:]]
+        wanted = [half.reshape(-1, 4)[half.sum(2).argmax(1)] for half in halves]
+        np.testing.assert_allclose(of_two_replicas(feed, out), np.concatenate(wanted) - feed["y"])
+
+
+def test_a_position_of_each_sample_meets_what_was_computed_of_samples() -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        x, at = fluid.data("x", [None, None, 4], "float64"), fluid.data("at", [None], "int64")
+        rows = L.gather(L.reshape(x, [-1, 4]), at)
+        out = L.concat([rows + L.reduce_mean(x, 1), rows], 1)
+        feed = {"x": np.random.default_rng(0).normal(size=(4, 5, 4)), "at": np.array([4, 7, 3, 8])}
+        parts = [(feed["x"][a : a + 2], feed["at"][a : a + 2]) for a in (0, 2)]
+        picked = np.concatenate([half.reshape(-1, 4)[index] for half, index in parts])
+        wanted = np.concatenate([picked + feed["x"].mean(1), picked], 1)
+        np.testing.assert_allclose(of_two_replicas(feed, out), wanted)
+
+
 @pytest.mark.parametrize("steps", [STEPS, None])
 @pytest.mark.parametrize("built", ["before", "after"])
 def test_a_feeder_puts_the_labels_of_samples_one_after_another(steps: int | None, built: str) -> None:
