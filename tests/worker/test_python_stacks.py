@@ -18,6 +18,7 @@ from penstock.protocol.agent import (
     MAX_FRAMES,
     MAX_STACK_TEXT,
     MAX_THREADS,
+    StackAnswer,
     StackFrame,
     StackProcess,
     StackThread,
@@ -148,16 +149,17 @@ def test_what_a_process_wrote_into_its_own_memory_is_no_error() -> None:
         stacks.threads_of(7, '["not a thread"]')
 
 
-def test_an_answer_fits_into_a_message_and_says_what_is_missing() -> None:
-    frames = [StackFrame(name="f" * MAX_STACK_TEXT, file="g" * MAX_STACK_TEXT)] * MAX_FRAMES
+@pytest.mark.parametrize("character", ["f", "é", "\U00020000"])
+def test_an_answer_fits_into_a_message_and_says_what_is_missing(character: str) -> None:
+    frames = [StackFrame(name=character * MAX_STACK_TEXT, file="g" * MAX_STACK_TEXT)] * MAX_FRAMES
     threads = [StackThread(name=str(i), frames=frames) for i in range(MAX_THREADS)]
     one, two = stacks.within(stacks.ANSWER_BYTES, [StackProcess(pid=n, threads=threads) for n in (1, 2)], num_left=3)
     assert [thread.name for thread in one.threads] == [str(i) for i in range(len(one.threads))]
     assert 0 < len(one.threads) < MAX_THREADS and not two.threads
     assert one.error.startswith(f"{MAX_THREADS - len(one.threads)} more threads are not shown")
     assert two.error.startswith("3 more processes of this replica are not shown. ")
-    size = sum(len(process.model_dump_json()) for process in (one, two))
-    assert stacks.ANSWER_BYTES / 2 < size < MAX_FRAME_BYTES
+    size = len(StackAnswer(request_id="r", processes=[one, two]).encode().encode())
+    assert stacks.ANSWER_BYTES / 4 < size < MAX_FRAME_BYTES
 
 
 @pytest.mark.parametrize(

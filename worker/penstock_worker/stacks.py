@@ -70,7 +70,7 @@ def within(num_bytes: int, processes: Sequence[StackProcess], num_left: int = 0)
     for process in processes:
         threads: list[StackThread] = []
         for thread in process.threads:
-            num_bytes -= len(thread.model_dump_json())
+            num_bytes -= len(thread.encode())  # ASCII: a letter may take 12 bytes
             if num_bytes < 0:
                 break
             threads.append(thread)
