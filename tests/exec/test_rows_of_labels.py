@@ -127,7 +127,7 @@ def of_two_replicas(feed: dict[str, Any], fetch: Any) -> np.ndarray:
     return np.asarray(found)
 
 
-def test_a_position_computed_of_each_sample_is_shared_out_with_it() -> None:
+def test_a_position_computed_of_each_sample_is_shared_with_it() -> None:
     with fluid.program_guard(fluid.Program(), fluid.Program()):
         x, y = fluid.data("x", [None, STEPS, 4], "float64"), fluid.data("y", [None, 4], "float64")
         at = L.argmax(L.reduce_sum(x, 2), 1)
@@ -140,7 +140,7 @@ def test_a_position_computed_of_each_sample_is_shared_out_with_it() -> None:
         np.testing.assert_allclose(of_two_replicas(feed, out), np.concatenate(wanted) - feed["y"])
 
 
-def test_a_position_of_each_sample_meets_what_was_computed_of_samples() -> None:
+def test_positions_of_samples_meet_what_is_computed_of_them() -> None:
     with fluid.program_guard(fluid.Program(), fluid.Program()):
         x, at = fluid.data("x", [None, None, 4], "float64"), fluid.data("at", [None], "int64")
         rows = L.gather(L.reshape(x, [-1, 4]), at)

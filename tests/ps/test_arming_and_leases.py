@@ -73,7 +73,7 @@ def test_rows_are_not_taken_when_the_lease_of_the_server_ran_out(begin: Start) -
 
 
 @pytest.mark.timeout(120)
-def test_who_joins_again_while_channels_are_opened_is_armed_with_the_round_that_waits_for_it(begin: Start) -> None:
+def test_a_trainer_is_armed_under_the_join_in_force(begin: Start) -> None:
     job = begin("sync", trainers=2, lease_s=20.0)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(remotes.get, job.remotes))

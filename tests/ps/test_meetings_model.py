@@ -346,7 +346,7 @@ def test_a_delayed_push_of_a_round_before_does_not_end_a_wait() -> None:
     assert machine.handle(Meet(14, b, 0, "b"), 0.0) == [Met(12, 1, ("a", "b")), Met(14, 1, ("a", "b"))]
 
 
-def test_who_gives_up_is_waited_for_and_may_come_again_with_another_part() -> None:
+def test_who_gives_up_is_waited_for_and_may_come_again() -> None:
     machine, (a, b) = started(2)
     machine.handle(Meet(10, a, 3, "old"), 0.0)
     gone = Refuse(10, "trainer 0 has given up waiting in meeting 3")
