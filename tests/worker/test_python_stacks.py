@@ -66,11 +66,11 @@ def start() -> Iterator[Started]:
         process.communicate()
 
 
-def settled(pid: int, function: str) -> StackProcess:
+def settled(pid: int, function: str, guard: int | None = None) -> StackProcess:
     """Ask until the process has come to a function: it says that it is up just before."""
     until = time.monotonic() + 30
     while True:
-        answer = stacks.answer("r", pid)
+        answer = stacks.answer("r", pid, guard)
         names = {frame.name for one in answer.processes for thread in one.threads for frame in thread.frames}
         if function in names or time.monotonic() > until:
             assert function in names, answer
@@ -110,6 +110,31 @@ def test_what_a_shell_started_is_found_without_the_shell(tmp_path: Path, start: 
 def test_a_replica_without_python_is_said_to_have_none(start: Started) -> None:
     pid = start.command("/bin/sh", "-c", "echo up; sleep 600; true")
     assert stacks.answer("r", pid).error.startswith("no Python runs in this replica")
+
+
+GUARD = """
+import subprocess, sys, time
+from penstock.process import proc
+proc.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER, as the guard does
+subprocess.run(["/bin/sh", "-c", f"{sys.executable} {sys.argv[1]} &"])
+time.sleep(600)
+"""
+
+
+def test_what_lost_its_parent_is_found_below_the_guard(tmp_path: Path, start: Started) -> None:
+    script, guard = tmp_path / "train.py", tmp_path / "guard.py"
+    script.write_text(HANGS["sleep"][0].replace("{up}", UP))
+    guard.write_text(GUARD)
+    root = start.command(sys.executable, str(guard), str(script))
+    ended = 1  # whoever has the entrypoint's number now
+    process = settled(ended, "sleeps", root)
+    assert [one.pid for one in stacks.answer("r", ended, root).processes] == [process.pid]
+    assert process.pid not in (root, ended)
+    os.kill(process.pid, signal.SIGKILL)
+    until = time.monotonic() + 30
+    while (error := stacks.answer("r", ended, root).error) == "" and time.monotonic() < until:
+        time.sleep(0.01)
+    assert error == "the processes of this replica have ended"
 
 
 def test_a_replica_that_ended_and_a_missing_reader_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

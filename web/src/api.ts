@@ -53,12 +53,14 @@ async function failure(method: string, path: string, response: Response): Promis
   return new ApiError(response.status, text, problem.hint ?? null);
 }
 
-async function get<T>(path: string): Promise<T> {
-  const response = await request("GET", path);
+const get = <T>(path: string): Promise<T> => answer<T>("GET", path);
+
+async function answer<T>(...asked: Parameters<typeof request>): Promise<T> {
+  const response = await request(...asked);
   try {
     return (await response.json()) as T;
   } catch (cause) {
-    const error = new ApiError(0, `The answer to GET ${path} broke off or is no JSON.`);
+    const error = new ApiError(0, `The answer to ${asked[0]} ${asked[1]} broke off or is no JSON.`);
     error.cause = cause;
     throw error;
   }
@@ -81,17 +83,16 @@ export const api = {
   me: () => get<Me>("/me"),
   login: async (code: string): Promise<void> => void (await request("POST", "/session", { code })),
   logout: async (): Promise<void> => void (await request("DELETE", "/session")),
-  cancel: async (jobId: string): Promise<Job> =>
-    (await (await request("POST", `/jobs/${enc(jobId)}:cancel`)).json()) as Job,
-  submit: async (spec: Job["spec"]): Promise<Job> => (await (await request("POST", "/jobs", { spec })).json()) as Job,
+  cancel: (jobId: string) => answer<Job>("POST", `/jobs/${enc(jobId)}:cancel`),
+  submit: (spec: Job["spec"]) => answer<Job>("POST", "/jobs", { spec }),
   jobs: (pageToken: string | null) =>
     get<Page<Job>>(`/jobs?page_size=200${pageToken === null ? "" : `&page_token=${enc(pageToken)}`}`),
   nodes: () => get<Page<NodeRow>>("/nodes?page_size=200"),
   pilots: () => get<{ readonly items: readonly PilotRow[] }>("/pilots"),
   events: (jobId: string) => get<Page<EventRow>>(`/jobs/${enc(jobId)}/events?page_size=200`),
   why: (jobId: string) => get<Diagnosis>(`/jobs/${enc(jobId)}/why`),
-  stacks: async (jobId: string, replicaId: string): Promise<PythonStacks> =>
-    (await (await request("POST", `/jobs/${enc(jobId)}:stack?replica_id=${enc(replicaId)}`)).json()) as PythonStacks,
+  stacks: (jobId: string, replicaId: string) =>
+    answer<PythonStacks>("POST", `/jobs/${enc(jobId)}:stack?replica_id=${enc(replicaId)}`),
   advice: (jobId: string) => get<Advice>(`/jobs/${enc(jobId)}/advice`),
   metrics: (jobId: string) => get<{ readonly series: SeriesSet }>(`/jobs/${enc(jobId)}/metrics?max_points=2000`),
   /** A piece of a log, whole megabytes at once. */

@@ -423,9 +423,11 @@ class Agent:
 
     async def _take_stacks(self, order: StackOrder, outgoing: Outgoing) -> None:
         replica = self._replicas.get(order.replica_id)
-        pid = None if replica is None or replica.report.state != "RUNNING" else replica.report.pid
+        pid = guard = None
+        if replica is not None and replica.report.state == "RUNNING":
+            pid, guard = replica.report.pid, replica.guard_pid
         try:
-            answer = await in_thread(stacks.answer, order.request_id, pid)
+            answer = await in_thread(stacks.answer, order.request_id, pid, guard)
         except Exception as error:  # noqa: BLE001  # read from what may be anything: this agent goes on
             _log.exception("the stacks of replica %s were not taken", order.replica_id)
             answer = StackAnswer(request_id=order.request_id, error=f"the agent could not take them: {error!r}"[:500])

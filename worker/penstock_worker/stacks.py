@@ -42,10 +42,11 @@ NOT_PERMITTED = (
 MISSING = "py-spy is not installed beside the agent of this node: run 'pip install py-spy' in its environment"
 
 
-def answer(request_id: str, pid: int | None) -> StackAnswer:
-    """Return the stacks of a process and of those below it. Blocks for at most `ALL_S`; raises nothing.
+def answer(request_id: str, pid: int | None, guard: int | None = None) -> StackAnswer:
+    """Return the stacks of a process and of those below it. Blocks for some `ALL_S`.
 
-    `pid`: None if the replica does not run here.
+    `pid`: the entrypoint; None if the replica does not run here. `guard`: the process below which the replica runs, to
+    which what has lost its parent belongs; what is not below it, as its number was given to another, is not read.
     """
     if pid is None:
         return StackAnswer(request_id=request_id, error="this replica does not run on its node any more")
@@ -53,10 +54,15 @@ def answer(request_id: str, pid: int | None) -> StackAnswer:
     if reader is None:
         return StackAnswer(request_id=request_id, error=MISSING)
     until = time.monotonic() + ALL_S
-    found = [one for one in [pid, *proc.descendants(pid)] if _may_be_python(one)]
+    below = (
+        [pid, *proc.descendants(pid)] if guard is None else sorted(proc.descendants(guard), key=lambda one: one != pid)
+    )
+    found = [one for one in below if _may_be_python(one)]
     taken = [process for one in found[:MAX_PROCESSES] if (process := _process(reader, one, until)) is not None]
     if not taken:
         error = "no Python runs in this replica: its entrypoint and what that started are other programs"
+        if found or not below:
+            error = "the processes of this replica have ended"
         return StackAnswer(request_id=request_id, error=error)
     return StackAnswer(request_id=request_id, processes=within(ANSWER_BYTES, taken, len(found) - MAX_PROCESSES))
 

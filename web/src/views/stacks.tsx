@@ -13,7 +13,7 @@ export function Stacks({ job }: { job: Job }) {
   const failure = useSignal<ApiError | null>(null);
   const isBusy = useSignal(false);
   const replica = running.find((one) => one.id === chosen.value) ?? running[0];
-  if (replica === undefined && taken.value === null) return null;
+  if (replica === undefined && taken.value === null && failure.value === null) return null;
   const take = async () => {
     if (replica === undefined || isBusy.value) return;
     isBusy.value = true;
