@@ -65,7 +65,7 @@ $(STAMPS)/native: $(NATIVE_SOURCES) | $(STAMPS)/build-tools
 $(STAMPS)/install: hatch_build.py $(STAMPS)/dependencies | $(STAMPS)/native
 	@echo "==> Penstock"
 	$(INSTALL) --no-deps --no-build-isolation --editable .
-	@$(BIN)/python -m compileall -q --workers 0 --invalidation-mode timestamp $(VENV)/lib || true    # a package may bring files for other Pythons
+	@$(BIN)/python -m compileall -qq --workers 0 --invalidation-mode timestamp $(VENV)/lib || true    # a package may bring files for other Pythons
 	@touch $@
 
 $(STAMPS)/install-dev: hatch_build.py $(STAMPS)/dependencies-dev | $(STAMPS)/native

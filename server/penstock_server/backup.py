@@ -23,6 +23,7 @@ from pathlib import Path
 
 from penstock.errors import PeerError, PenstockError, UserError
 from penstock.process.private import make_private
+from penstock.unpacking import extract
 from penstock.version import __version__
 
 DATABASE, MANIFEST = "penstock.db", "manifest.json"
@@ -92,7 +93,8 @@ def restore(source: Path, state_dir: Path) -> None:
         made.mkdir(mode=0o700)
         try:
             with tarfile.open(source, "r:gz") as tar:
-                tar.extractall(made, filter="data")
+                for member in tar:
+                    extract(tar, member, made)
         except (tarfile.TarError, EOFError, zlib.error) as error:
             raise UserError(f"{source} is no backup, or is damaged: {error}") from error
         if not (made / MANIFEST).is_file() or not (made / DATABASE).is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import tarfile
 import tracemalloc
 from pathlib import Path
@@ -27,11 +28,30 @@ def member(name: str, *, kind: bytes = tarfile.REGTYPE, link: str = "", size: in
     return made
 
 
+@pytest.fixture(params=["today", "before 3.11.4"])
+def _filters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pythons before 3.11.4 have no filters of tarfile."""
+    if request.param != "today":
+        monkeypatch.delattr(tarfile, "data_filter")
+
+
+@pytest.mark.usefixtures("_filters")
 def test_a_snapshot_is_unpacked_into_the_folder(tmp_path: Path) -> None:
     target = tmp_path / "work"
     target.mkdir()
-    snapshots.unpack(archive(tmp_path / "s.tar.gz", member("train.py", size=3)), target)
-    assert (target / "train.py").read_bytes() == b"xxx"
+    file, script = member("train.py", size=3), member("/data/run.sh", size=1)
+    file.uid = file.gid = script.uid = 12345
+    file.mode, script.mode = 0o4467, 0o777
+    links = [
+        member("data/link", kind=tarfile.SYMTYPE, link="../train.py"),
+        member("same", kind=tarfile.LNKTYPE, link="train.py"),
+    ]
+    snapshots.unpack(archive(tmp_path / "s.tar.gz", file, member("data", kind=tarfile.DIRTYPE), script, *links), target)
+    for name in ("train.py", "data/link", "same"):
+        assert (target / name).read_bytes() == b"xxx"
+    found = (target / "train.py").stat()
+    assert (found.st_mode & 0o7777, found.st_uid, found.st_gid) == (0o644, os.getuid(), os.getgid())
+    assert (target / "data/run.sh").stat().st_mode & 0o7777 == 0o755
 
 
 @pytest.mark.parametrize(
@@ -41,9 +61,11 @@ def test_a_snapshot_is_unpacked_into_the_folder(tmp_path: Path) -> None:
         member("link", kind=tarfile.SYMTYPE, link="../../etc"),
         member("absolute", kind=tarfile.SYMTYPE, link="/etc/passwd"),
         member("device", kind=tarfile.CHRTYPE),
+        member("hard", kind=tarfile.LNKTYPE, link="../outside"),
     ],
     ids=lambda made: made.name,
 )
+@pytest.mark.usefixtures("_filters")
 def test_a_member_that_leaves_the_folder_is_refused(tmp_path: Path, bad: tarfile.TarInfo) -> None:
     target = tmp_path / "work"
     target.mkdir()
@@ -119,3 +141,13 @@ def test_long_names_are_unpacked(tmp_path: Path) -> None:
     target.mkdir()
     snapshots.unpack(archive(tmp_path / "s.tar.gz", member(name, size=3)), target)
     assert (target / name).read_bytes() == b"xxx"
+
+
+@pytest.mark.usefixtures("_filters")
+def test_a_member_behind_a_link_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "work"
+    target.mkdir()
+    (target / "away").symlink_to(tmp_path)
+    with pytest.raises(SpecError, match="cannot be unpacked"):
+        snapshots.unpack(archive(tmp_path / "s.tar.gz", member("away/outside", size=1)), target)
+    assert not (tmp_path / "outside").exists()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.errors import PeerError, SpecError
+from penstock.unpacking import extract
 
 MAX_UNPACKED_BYTES = 1 << 30
 MAX_MEMBERS = 100_000
@@ -88,7 +89,7 @@ def unpack(archive: Path, target: Path) -> None:
                         f"the snapshot unpacks to more than {MAX_UNPACKED_BYTES >> 20} MiB or {MAX_MEMBERS} files; "
                         "leave data out of the workdir (.penstockignore)"
                     )
-                tar.extract(member, target, filter="data")
+                extract(tar, member, target)
                 member.pax_headers = {}  # the archive keeps its members, and they these
     except (tarfile.TarError, EOFError, OSError, RecursionError, zlib.error) as error:
         raise SpecError(f"the snapshot cannot be unpacked: {error}") from error
