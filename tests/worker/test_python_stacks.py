@@ -174,6 +174,11 @@ def test_what_a_process_wrote_into_its_own_memory_is_no_error() -> None:
         stacks.threads_of(7, '["not a thread"]')
 
 
+def test_the_main_thread_comes_first() -> None:
+    text = '[{"thread_name": "sender", "os_thread_id": 8}, {"thread_name": "MainThread", "os_thread_id": 7}]'
+    assert [thread.name for thread in stacks.threads_of(7, text)] == ["MainThread", "sender"]
+
+
 @pytest.mark.parametrize("character", ["f", "é", "\U00020000"])
 def test_an_answer_fits_into_a_message_and_says_what_is_missing(character: str) -> None:
     frames = [StackFrame(name=character * MAX_STACK_TEXT, file="g" * MAX_STACK_TEXT)] * MAX_FRAMES

@@ -149,10 +149,11 @@ def why_not(stderr: str) -> str:
 
 
 def threads_of(pid: int, text: str) -> list[StackThread]:
-    """Return the threads that py-spy found in a process. Raises ValueError if the text is not what it writes."""
+    """Return the threads that py-spy found in a process, the main one first. Raises ValueError for another text."""
     found = json.loads(text)
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise ValueError(f"py-spy wrote {text[:80]!r}; expected a list of threads")
+    found.sort(key=lambda one: one.get("os_thread_id") != pid)
     return [_thread(pid, one) for one in found[:MAX_THREADS]]
 
 
