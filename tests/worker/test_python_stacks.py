@@ -137,6 +137,13 @@ def test_what_lost_its_parent_is_found_below_the_guard(tmp_path: Path, start: St
     assert error == "the processes of this replica have ended"
 
 
+def test_a_process_in_the_midst_of_its_end_is_no_other_program(start: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = start.command("/bin/sh", "-c", "echo up; exit 0")
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    monkeypatch.setattr(stacks.proc, "descendants", lambda root: [pid])  # as it was seen just before
+    assert stacks.answer("r", pid, os.getpid()).error == "the processes of this replica have ended"
+
+
 def test_a_replica_that_ended_and_a_missing_reader_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "does not run on its node any more" in stacks.answer("r", None).error
     monkeypatch.setattr(stacks, "find_reader", lambda: None)

@@ -144,7 +144,7 @@ def test_long_names_are_unpacked(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_filters")
-def test_a_member_behind_a_link_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
+def test_a_member_behind_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "work"
     target.mkdir()
     (target / "away").symlink_to(tmp_path)

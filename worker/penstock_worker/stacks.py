@@ -61,7 +61,7 @@ def answer(request_id: str, pid: int | None, guard: int | None = None) -> StackA
     taken = [process for one in found[:MAX_PROCESSES] if (process := _process(reader, one, until)) is not None]
     if not taken:
         error = "no Python runs in this replica: its entrypoint and what that started are other programs"
-        if found or not below:
+        if found or not any(_has_program(one) for one in below):
             error = "the processes of this replica have ended"
         return StackAnswer(request_id=request_id, error=error)
     return StackAnswer(request_id=request_id, processes=within(ANSWER_BYTES, taken, len(found) - MAX_PROCESSES))
@@ -102,6 +102,17 @@ def _may_be_python(pid: int) -> bool:
         return True
     except OSError:
         return False
+
+
+def _has_program(pid: int) -> bool:
+    """Whether it still has one; a process that ends gives its memory back before it becomes a zombie."""
+    try:
+        os.readlink(f"/proc/{pid}/exe")
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _maps(pid: int) -> str:
