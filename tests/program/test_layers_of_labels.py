@@ -69,6 +69,38 @@ def test_warpctc_of_ragged_rows_is_torch_sequence_by_sequence(by_times: bool) ->
     torch.testing.assert_close(grad.rows, gradient, rtol=1e-10, atol=1e-12)
 
 
+def _steps_of_ctc(num_replicas: int, reduce: str) -> tuple[list[Any], Any]:
+    """Six steps of SGD on logits that a layer computes of ragged rows; return (losses of the steps, the weight)."""
+    main, startup, scope = fluid.Program(), fluid.Program(), Scope()
+    startup.random_seed = 3
+    with fluid.program_guard(main, startup):
+        rows = L.data("x", [4], dtype="float64", lod_level=1)
+        label = L.data("label", [1], dtype="int32", lod_level=1)
+        loss = L.reduce_mean(L.warpctc(L.fc(rows, 5, param_attr="w", bias_attr=False), label, norm_by_times=True))
+        fluid.optimizer.SGD(0.5).minimize(loss)
+    exe = fluid.Executor(PLACE)
+    exe.run(startup, scope=scope)
+    build = fluid.BuildStrategy()
+    build.reduce_strategy = getattr(fluid.BuildStrategy.ReduceStrategy, reduce)
+    program = fluid.CompiledProgram(main).with_data_parallel(loss.name, build, places=[PLACE] * num_replicas)
+    steps, sizes = [[5, 2, 3, 4]], [[2, 1, 1, 3]]
+    feed = {
+        "x": fluid.create_lod_tensor(np.random.default_rng(5).normal(size=(14, 4)), steps, PLACE),
+        "label": fluid.create_lod_tensor(np.array([[1], [1], [3], [2], [1], [4], [2]], "int32"), sizes, PLACE),
+    }
+    losses = [np.mean(exe.run(program, feed, [loss], scope=scope)[0]) for _ in range(6)]
+    return losses, np.array(scope.find_var("w"))
+
+
+@pytest.mark.parametrize("reduce", ["AllReduce", "Reduce"])
+def test_warpctc_trains_alike_on_one_replica_and_two(reduce: str) -> None:
+    losses, weight = _steps_of_ctc(1, reduce)
+    assert losses[-1] < 0.8 * losses[0]
+    found, other = _steps_of_ctc(2, reduce)
+    np.testing.assert_allclose(found, losses, rtol=1e-12)
+    np.testing.assert_allclose(other, weight, rtol=1e-12, atol=1e-14)
+
+
 def test_warpctc_of_a_padded_batch_does_not_read_beyond_the_ends() -> None:
     x = np.random.default_rng(1).normal(size=(10, 4))
     batch, labels = np.full((5, 3, 4), 9.0), np.full((3, 3), 2)
