@@ -24,6 +24,7 @@ from penstock.program.expr import Expr
 from penstock.program.ir import Arg, Operator, Ref
 from penstock.program.kernels import concrete, operator_error, resolve, shape_text
 from penstock.program.program import Program
+from penstock.ps.remote import SPARSE_TABLE
 from penstock.ps.table import FirstValues, Floats, Ids, SparseTable, TableSettings
 
 Env = dict[str, torch.Tensor]
@@ -55,6 +56,8 @@ class _Call:
         for output, value in zip(self.operator.outputs, results, strict=False):
             if isinstance(output, str):
                 env[output] = value
+            elif output is not None:  # a block of control flow has a list of results
+                env.update(zip(output, value, strict=True))
 
 
 class PreparedBlock:
@@ -69,7 +72,7 @@ class PreparedBlock:
     @property
     def needs_sizes(self) -> bool:
         """Whether an operator takes a size that is known at a run only."""
-        return any(call.late for call in self._calls)
+        return any(_sized(a) for call in self._calls for _, a in call.late)
 
     def run(self, fed: Mapping[str, torch.Tensor], symbols: Mapping[str, int] | None = None) -> Env:
         """Run all operators; return every tensor by name. Raises OperatorError; writes before it remain."""
@@ -82,10 +85,10 @@ class PreparedBlock:
 
 def _refuse(program: Program, op: Operator) -> None:
     replaced = [n for n in op.output_names() if program.variables[n].persistable]
-    if replaced or any(isinstance(o, tuple) for o in op.outputs):
+    if replaced:
         raise ProgramError(
-            f"operator {op.name!r} ({op.source}) of block {op.block} makes {list(op.output_names())} anew; a server "
-            "updates what it keeps in place, by operators with single results",
+            f"operator {op.name!r} ({op.source}) of block {op.block} makes {replaced} anew; a server updates what it "
+            "keeps in place",
             operator=op.name,
         )
 
@@ -105,6 +108,11 @@ def _waits(value: Arg) -> bool:
     if isinstance(value, tuple):
         return any(_waits(v) for v in value)
     return isinstance(value, (Ref, Expr))
+
+
+def _sized(value: Arg) -> bool:
+    """Whether an operand has a size that is known at a run only."""
+    return any(_sized(v) for v in value) if isinstance(value, tuple) else isinstance(value, Expr)
 
 
 Push = Callable[[SparseTable, Ids, Floats, Any, Env, int, int], None]
@@ -148,7 +156,7 @@ class TableBlock:
         self, program: Program, operators: Sequence[Operator], bound: Mapping[str, torch.Tensor], *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        described = next(op for op in operators if op.outputs and isinstance(op.outputs[0], tuple))
+        described = next(op for op in operators if op.type == SPARSE_TABLE)
         made: Any = described.outputs
         self.columns: tuple[str, ...] = made[0]
         self._positions: str = made[1]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from penstock.errors import ProgramError
 from penstock.program.ir import Arg, Operator, Role, VarDesc
 from penstock.program.program import Program
+from penstock.transpile.schedules import with_schedules
 
 CLIP_SCOPE = "gradient_clip"
 LOOKUP = "penstock.lookup_table.default"
@@ -60,7 +61,7 @@ class Partition:
     """
 
     def __init__(self, program: Program) -> None:
-        self.program = program
+        self.program = program = with_schedules(program)
         operators = program.global_block().operators
         self.compute = tuple(op for op in operators if not op.role & _UPDATE)
         self.local = tuple(op for op in operators if op.role & _UPDATE and is_clip(op))
@@ -133,7 +134,8 @@ class Partition:
     def _states(self, param: VarDesc, operators: Iterable[Operator]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Split the persistables that an update uses into those that are cut like the parameter, and numbers."""
         variables = self.program.variables
-        written = {variables[n].storage for op in operators for n in (*op.writes, *op.output_names())}
+        made = (n for op in operators for n in op.output_names() if variables[n].storage == n)  # a view writes nothing
+        written = {*made, *(variables[n].storage for op in operators for n in op.writes)}
         used = dict.fromkeys(variables[n].storage for op in operators for n in op.input_names())
         kept, numbers = [], []
         for name in used:

@@ -29,6 +29,7 @@ from penstock.program.program import MemoryMark, Program
 from penstock.ps.remote import LISTEN_AND_SERV, PsMode
 from penstock.transpile.partition import Partition, Update
 from penstock.transpile.placement import Placed, Placement
+from penstock.transpile.schedules import needed
 from penstock.transpile.tables import Renaming, add_table, describe_table
 
 _log = logging.getLogger(__name__)
@@ -116,22 +117,6 @@ def pserver_program(
         counts = f"{len(placement.blocks)} blocks for {len(placement.endpoints)} servers"
         warn_once(_log, f"server {endpoint} gets no parameter block: there are {counts}")
     return _Builder(partition, startup, mode, dc_asgd=dc_asgd).build(placement, endpoint, num_trainers, placed)
-
-
-def needed(operators: Sequence[Operator], wanted: Iterable[str], program: Program) -> tuple[Operator, ...]:
-    """Return the operators that make what the variables `wanted` hold, in order: the closure over what these read."""
-    storage = {name: var.storage for name, var in program.variables.items()}
-    reached = {storage.get(n, n) for n in wanted}
-    chosen: set[str] = set()
-    grown = True
-    while grown:
-        grown = False
-        for op in reversed(operators):
-            if op.name not in chosen and reached & {storage.get(n, n) for n in op.output_arg_names}:
-                chosen.add(op.name)
-                reached |= {storage.get(n, n) for n in op.input_names()}
-                grown = True
-    return tuple(op for op in operators if op.name in chosen)
 
 
 class _Builder:

@@ -32,6 +32,7 @@ from penstock.ps.remote import (
 from penstock.transpile.joined_lookups import joined_lookups, padding_of
 from penstock.transpile.partition import LOOKUP, Partition, Update, is_clip
 from penstock.transpile.placement import Placed, Placement
+from penstock.transpile.schedules import on_both_sides
 
 _UPDATE = Role.OPTIMIZE | Role.LR_SCHED
 
@@ -216,7 +217,7 @@ def make_trainer_program(
     updates = [partition.update(name) for name in placement.parameters()]
     operators = _with_sends(partition, updates, tables, calls)
     operators += _pulls([u for u in updates if not u.sparse], updates, calls)
-    gone = _remove(program, operators)
+    gone = _remove(program, partition.program.global_block().operators, operators)
     for name in tables:
         program.variables[name] = replace(program.variables[name], distributed=True)
     program.operators[:] = operators
@@ -266,8 +267,9 @@ def _with_sends(
     recorded = partition.program.global_block().operators
     together = joined_lookups(recorded, tables, partition.program.variables)
     earlier = {view.name for joined in together.values() for view in joined.views}
+    both = on_both_sides(partition.program, partition.shared, (*partition.compute, *partition.local))
     for op in recorded:
-        if is_server_side(op) or op.name in earlier:
+        if (is_server_side(op) and op.name not in both) or op.name in earlier:
             continue
         joined = together.get(op.name)
         if joined is None:
@@ -299,12 +301,12 @@ def _pulls(dense: Iterable[Update], updates: Iterable[Update], calls: RemoteCall
     return operators
 
 
-def _remove(program: Program, kept: Iterable[Operator]) -> set[str]:
+def _remove(program: Program, recorded: Iterable[Operator], kept: Iterable[Operator]) -> set[str]:
     """Remove the variables that only operators of servers mention; return the persistable ones."""
     variables = program.variables
     mentioned = {n for op in kept for n in (*op.input_names(), *op.output_names())}
     mentioned |= {variables[n].storage for n in mentioned if n in variables}
-    removed = {n for op in program.operators if is_server_side(op) for n in (*op.input_names(), *op.output_names())}
+    removed = {n for op in recorded if is_server_side(op) for n in (*op.input_names(), *op.output_names())}
     gone = {n for n in removed - mentioned if n in variables and not variables[n].parameter and not variables[n].feed}
     gradients = {v for u in variables.values() if u.kind == "selected_rows" for v in (u.rows, u.values)}
     persistable = {n for n in gone if variables[n].persistable}

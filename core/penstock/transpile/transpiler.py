@@ -14,7 +14,7 @@ import sys
 from penstock.errors import ProgramError, SpecError
 from penstock.identity import checked_endpoints
 from penstock.program.eager import advice
-from penstock.program.program import Program, copy_structure
+from penstock.program.program import Program
 from penstock.program.record.context import default_main_program, default_startup_program
 from penstock.ps.remote import Descriptor, PsMode
 from penstock.transpile.collective import make_collective
@@ -22,6 +22,7 @@ from penstock.transpile.config import DistributeTranspilerConfig
 from penstock.transpile.partition import Partition
 from penstock.transpile.placement import Placement, place
 from penstock.transpile.pserver import describe, pserver_program, pserver_startup
+from penstock.transpile.schedules import copied
 from penstock.transpile.tables import check_tables
 from penstock.transpile.trainer import (
     check_startup,
@@ -80,7 +81,7 @@ class DistributeTranspiler:
         self._refuse_second(main)
         _check_wire_dtype(config, mode)
         descriptor = Descriptor(mode, trainer_id, number, endpoints, config.geo_sgd_need_push_nums, config.wire_dtype)
-        origin, origin_startup = _copy(main), _copy(startup)
+        origin, origin_startup = copied(main), copied(startup)
         partition = Partition(origin)
         _check_frozen_tables(origin, partition)
         check_startup(startup, partition.updates)
@@ -193,11 +194,6 @@ class _Transpiled:
     ) -> None:
         self.trainer, self.startup, self.origin_startup = trainer, startup, origin_startup
         self.partition, self.placement, self.descriptor, self.config = partition, placement, descriptor, config
-
-
-def _copy(program: Program) -> Program:
-    """A copy for reading; nothing is recorded into it."""
-    return Program(**vars(copy_structure(program)), captured=dict(program.captured), memory_mark=program.memory_mark)
 
 
 def _check_programs(program: object, startup: object) -> None:

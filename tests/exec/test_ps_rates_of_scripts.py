@@ -1,0 +1,109 @@
+"""Learning rates that scripts compute of schedules and of counters: on servers to the bit as in an Executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.exec.ps_network import Local, Network, feeds, network, serve
+from tests.transpile.recorded import tower, transpiled
+
+import penstock as fluid
+from penstock.errors import ProgramError
+from penstock.program.ir import Role
+from penstock.program.training.schedules import decay_step_counter
+from penstock.ps.remote import PsMode
+
+L: Any = fluid.layers
+STEPS = 4
+
+
+def assigned(step: Any = None) -> Any:
+    """A number that branches assign: a line, then a schedule."""
+    rate = L.create_global_var([1], 0.0, "float32", persistable=True, name="rate")
+    step = decay_step_counter() if step is None else step
+    with L.Switch() as switch:
+        with switch.case(step < 2):
+            L.assign(0.1 * ((step + 1.0) / 2), rate)
+        with switch.default():
+            L.assign(L.polynomial_decay(0.1, 10, 0.0, 1.0), rate)
+    return rate
+
+
+RATES: dict[str, Callable[[], Any]] = {
+    "a multiple": lambda: L.noam_decay(4, 2) * 2,
+    "a sum": lambda: L.piecewise_decay([2], [0.1, 0.02]) + 0.01,
+    "warm-up": lambda: L.linear_lr_warmup(L.noam_decay(4, 2) * 2, 2, 0.0, 0.1),
+    "scale": lambda: L.scale(L.cosine_decay(0.1, 2, 3), 0.5),
+    "Switch": assigned,
+    "a counter of its own": lambda: assigned(L.cast(L.autoincreased_step_counter(begin=0), "float32")),
+    "a constant": lambda: L.fill_constant([1], "float32", 0.1),
+}
+
+
+def _made(rate: str) -> Network:
+    return network.__wrapped__(lambda: fluid.optimizer.Adam(RATES[rate]()), is_sparse=True)
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_servers_follow_the_rates_that_a_script_computes(rate: str, mode: PsMode) -> None:
+    net = _made(rate)
+    local, servers = Local(net), serve(net, 2, mode)
+    for feed in feeds(STEPS, net.dtype):
+        sent = local.step(feed)
+        if mode == "sync":
+            servers.begin_round()
+        for parameter, tensors in sent.items():
+            servers.push(parameter, tensors)
+        for parameter in ("table", "weight"):
+            assert torch.equal(servers.value(parameter), local.value(parameter))
+
+
+def test_a_trainer_has_no_operator_of_a_rate_that_it_does_not_read() -> None:
+    recorded = tower(lambda: fluid.optimizer.SGD(assigned()))
+    transpiled(recorded)
+    assert not any(op.role & Role.LR_SCHED for op in recorded.main.operators)
+    assert not {"rate", "polynomial_decay_0.learning_rate", "@LR_DECAY_COUNTER@"} & recorded.main.variables.keys()
+    assert "rate" not in recorded.startup.variables
+
+
+def test_a_rate_that_the_forward_pass_reads_runs_on_both_sides() -> None:
+    main, startup, scope = fluid.Program(), fluid.Program(), fluid.Scope()
+    with fluid.program_guard(main, startup):
+        rate = L.exponential_decay(1.0, 1, 0.5) * 2
+        shown = rate + 1.0
+        loss = L.mean(L.fc(L.data("x", [4]), 1, param_attr="w", bias_attr=False))
+        fluid.optimizer.SGD(rate).minimize(loss)
+    recorded = tower()
+    recorded.main, recorded.startup = main, startup
+    made = transpiled(recorded)
+    endpoint = made.placement.of_parameter("w")[0].endpoint
+    assert {"pow_0", "mul_1"} <= {op.name for op in made.get_pserver_program(endpoint).block(1).operators}
+    local = main.clone()
+    local.operators[:] = [op for op in main.operators if op.role & Role.LR_SCHED or shown.name in op.output_names()]
+    first, state = fluid.Program(), {"@LR_DECAY_COUNTER@": -1, "exponential_decay_0.learning_rate": 0}
+    with fluid.program_guard(first, first):
+        for name, value in state.items():
+            L.create_global_var([], value, main.variables[name].dtype, persistable=True, name=name)
+    assert state.keys() <= startup.variables.keys()
+    exe = fluid.Executor()
+    exe.run(first, scope=scope)
+    found = [float(np.asarray(exe.run(local, {}, [shown.name], scope=scope)[0]).item()) for _ in range(2)]
+    assert found == [3.0, 2.0]
+
+
+def test_a_rate_of_the_data_is_refused_when_transpiling() -> None:
+    def of_inputs() -> Any:
+        rate = L.create_global_var([1], 0.0, "float32", persistable=True, name="rate")
+        L.assign(L.reshape(L.reduce_mean(fluid.default_main_program().global_block().var("y")), [1]), rate)
+        return fluid.optimizer.SGD(rate)
+
+    recorded = tower(of_inputs)
+    before = str(recorded.main)
+    with pytest.raises(ProgramError, match=r"computes a learning rate of 'y', an input\..*fluid.layers.noam_decay"):
+        transpiled(recorded)
+    assert str(recorded.main) == before
