@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-aten = torch.ops.aten
+from penstock.compat.torch import autograd_in_kernels
 
 _LIBRARY: Any = torch.library.Library("penstock", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch
 _OPERANDS = "Tensor logits, Tensor label, Tensor lengths, Tensor label_lengths, int blank"
@@ -33,36 +34,33 @@ def _whole(operator: str, what: str, lengths: Tensor, most: int) -> list[int]:
     return found
 
 
-def _placed(logits: Tensor, label: Tensor, lengths: Tensor, label_lengths: Tensor) -> tuple[Any, ...]:
-    """The operands of torch's loss: log probabilities [t, n, classes], labels, and their lengths."""
+def _loss(logits: Tensor, label: Tensor, lengths: Tensor, label_lengths: Tensor, blank: int) -> Tensor:
     steps = _whole("ctc", "lengths", lengths, logits.shape[1])
     sizes = _whole("ctc", "lengths of labels", label_lengths, label.shape[1])
     if label.numel() and not 0 <= int(label.min()) <= int(label.max()) < logits.shape[2]:
         raise ValueError(f"penstock.ctc: labels are {int(label.min())} to {int(label.max())} of {logits.shape[2]}")
-    return torch.log_softmax(logits, 2).transpose(0, 1), label, steps, sizes
+    logs = torch.log_softmax(logits, 2).transpose(0, 1)
+    return F.ctc_loss(logs, label, steps, sizes, blank, reduction="none")  # type: ignore[arg-type]  # lists are taken
 
 
-def _ctc(logits: Tensor, label: Tensor, lengths: Tensor, label_lengths: Tensor, blank: int) -> Tensor:
+def _ctc(*operands: Any) -> Tensor:
+    logits = operands[0]
     if not logits.shape[0] or not logits.shape[1]:
-        return logits.new_zeros([logits.shape[0], 1])
-    loss, _ = aten._ctc_loss(*_placed(logits, label, lengths, label_lengths), blank)
-    return loss.reshape(-1, 1)  # type: ignore[no-any-return]  # a Tensor
+        return logits.new_zeros([logits.shape[0], 1])  # type: ignore[no-any-return]  # a Tensor
+    return _loss(*operands).reshape(-1, 1)
 
 
-def _ctc_backward(
-    grad: Tensor, logits: Tensor, label: Tensor, lengths: Tensor, label_lengths: Tensor, blank: int
-) -> Tensor:
+def _ctc_backward(grad: Tensor, logits: Tensor, *rest: Any) -> Tensor:
     """The gradient of the logits. The loss is computed anew: torch's tables of it are not kept.
 
-    By torch's kernels and not by its tape, which does not exist on the threads of the engine.
+    The engine's threads exclude autograd from kernels, so it is switched on here.
     """
     if not logits.shape[0] or not logits.shape[1]:
         return torch.zeros_like(logits)
-    operands = _placed(logits, label, lengths, label_lengths)
-    loss, alpha = aten._ctc_loss(*operands, blank)
-    of_logs = aten._ctc_loss_backward(grad.reshape(-1), *operands, loss, alpha, blank)
-    found = aten._log_softmax_backward_data(of_logs, operands[0], 2, logits.dtype)
-    return found.transpose(0, 1).contiguous()  # type: ignore[no-any-return]  # a Tensor
+    with autograd_in_kernels():
+        source = logits.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
+        (found,) = torch.autograd.grad(_loss(source, *rest), source, grad.reshape(-1))
+    return found
 
 
 def _distance(found: list[int], wanted: list[int]) -> int:
