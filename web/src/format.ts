@@ -120,8 +120,20 @@ const SHORT_DTYPE: Readonly<Record<string, string>> = {
   bool: "bool",
 };
 
+/** Few types make up all operators of a job, which ask for theirs by the thousand. */
+const shortTypes = new Map<string, string>();
+
 /** "aten.addmm.default" → "addmm": what fits a box. A product of matrices with its bias and activation is a matmul. */
 export function shortType(type: string): string {
+  let found = shortTypes.get(type);
+  if (found === undefined) {
+    found = shortened(type);
+    shortTypes.set(type, found);
+  }
+  return found;
+}
+
+function shortened(type: string): string {
   if (type === "penstock.product.default") return "matmul";
   const parts = type.split(".");
   const name = (parts.length >= 2 ? parts[1] : parts[0]) ?? type;

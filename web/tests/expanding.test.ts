@@ -32,6 +32,7 @@ class SlowWorker {
       this.onmessage({ data: { type: "head", id: request.id, head } });
       this.onmessage({ data: { type: "ops", id: request.id, ops } });
       this.onmessage({ data: { type: "edges", id: request.id, edges: Int32Array.from(edges.flat()) } });
+      this.onmessage({ data: { type: "end", id: request.id } });
     } else if (request.type === "plan") {
       asked.push(() => {
         const packed = packPlan(makePlan(this.#document as GraphDocument, request.request), this.#hasGroups);

@@ -8,7 +8,8 @@ import type { Layout } from "./layout";
 function parentsOf(layout: Layout): Int32Array {
   let found = parents.get(layout);
   if (found === undefined) {
-    found = Int32Array.from(layout.boxes, (box) => box.parent);
+    found = new Int32Array(layout.boxes.length);
+    for (let box = 0; box < found.length; box++) found[box] = layout.boxes[box]?.parent ?? -1;
     parents.set(layout, found);
   }
   return found;
@@ -16,8 +17,14 @@ function parentsOf(layout: Layout): Int32Array {
 
 const parents = new WeakMap<Layout, Int32Array>();
 
-/** Add the edges between boxes around two operators that stand in the same frame: there an edge is drawn. */
-export function addSiblings(edges: Set<number>, layout: Layout, from: number, to: number): void {
+/** The edges that a chain of operators runs along: between boxes around two of them that stand in the same frame. */
+export function edgesAlong(layout: Layout, chain: Int32Array): Set<number> {
+  const edges = new Set<number>();
+  for (let i = 1; i < chain.length; i++) addSiblings(edges, layout, chain[i - 1] ?? -1, chain[i] ?? -1);
+  return edges;
+}
+
+function addSiblings(edges: Set<number>, layout: Layout, from: number, to: number): void {
   const parent = parentsOf(layout);
   for (let a = layout.boxOfOp[from] ?? -1; a >= 0; a = parent[a] ?? -1) {
     for (let b = layout.boxOfOp[to] ?? -1; b >= 0; b = parent[b] ?? -1) {
@@ -39,12 +46,13 @@ export const NO_SHARES: Shares = { rows: -1, share: new Float64Array(0), maxShar
 /** Share of operator time by box. O(operators). */
 export function shares(layout: Layout, graph: GraphRuntime): Shares {
   const share = new Float64Array(layout.boxes.length);
+  const parent = parentsOf(layout);
   let total = 0;
   for (let op = 0; op < layout.boxOfOp.length; op++) {
     if ((layout.groupBoxOfOp[op] ?? -1) < 0) continue;
     const spent = graph.totalNs[op] ?? 0;
     total += spent;
-    for (let box = layout.boxOfOp[op] ?? -1; box >= 0; box = layout.boxes[box]?.parent ?? -1) {
+    for (let box = layout.boxOfOp[op] ?? -1; box >= 0; box = parent[box] ?? -1) {
       share[box] = (share[box] ?? 0) + spent;
     }
   }

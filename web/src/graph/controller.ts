@@ -11,14 +11,14 @@ import { palette } from "../palette";
 import type { JobStore } from "../store/job";
 import type { GraphRuntime } from "../store/ops";
 import type { GraphDocument } from "../types";
-import { addSiblings, glows, NO_SHARES, type Shares, shares } from "./boxsums";
+import { edgesAlong, glows, NO_SHARES, type Shares, shares } from "./boxsums";
 import { fitCamera, MAX_SCALE, MIN_SCALE, PAD, PAD_BELOW, withBoxInView } from "./camera";
-import { type CriticalPath, criticalPath, NO_PATH } from "./critical";
+import { type CriticalPath, NO_PATH } from "./critical";
 import { everyGroup, type Group } from "./group";
 import type { Layout, Place } from "./layout";
 import { paintGraph, pick } from "./paint";
 import type { Plan } from "./plan";
-import { planGraph } from "./remote";
+import { pathThrough, planGraph } from "./remote";
 import type { Camera } from "./scene";
 
 /** A canvas narrower than this gets the layout from top to bottom. */
@@ -111,6 +111,7 @@ export class GraphController {
       this.layout = null;
       this.groups = [];
       this.selected = -1;
+      this.critical = NO_PATH;
     }
     if (document === null) {
       this.busy.value = false;
@@ -157,6 +158,7 @@ export class GraphController {
   /** A box that a person opens, closes or has selected stays where it is on the screen. */
   #holdInPlace(before: Layout, after: Layout): void {
     const id = this.#wantedGroup ?? before.boxes[this.selected]?.id;
+    if (id === undefined) return;
     const [from, to] = [before, after].map((layout) => layout.boxes.find((box) => box.id === id));
     if (from === undefined || to === undefined) return;
     const { x, y, scale } = this.#camera;
@@ -164,8 +166,12 @@ export class GraphController {
   }
 
   #laidOut(fresh: boolean): void {
-    this.#criticalAt = Number.NEGATIVE_INFINITY;
-    this.#criticalRows = -1;
+    // The path is one of operators; another layout has other edges along it.
+    this.#setCritical(this.critical);
+    if (fresh) {
+      this.#criticalAt = Number.NEGATIVE_INFINITY;
+      this.#criticalRows = -1;
+    }
     this.#shares = NO_SHARES;
     if (this.#fitted || fresh) this.fit();
     else this.#lookFrom(this.#camera);
@@ -416,13 +422,28 @@ export class GraphController {
     }
     this.#criticalAt = nowMs;
     this.#criticalRows = graph.rows;
-    this.critical = criticalPath(this.#document, (op) => graph.meanNs(op));
-    const edges = new Set<number>();
-    for (const pair of this.critical.edges) {
-      const [from, to] = pair.split(",").map(Number) as [number, number];
-      addSiblings(edges, this.layout, from, to);
+    const meansNs = new Float64Array(this.#document.ops.length);
+    for (let op = 0; op < meansNs.length; op++) meansNs[op] = graph.meanNs(op);
+    const path = pathThrough(this.#document, meansNs);
+    if (path instanceof Promise) void this.#pathLater(path, this.#document);
+    else this.#setCritical(path);
+  }
+
+  async #pathLater(path: Promise<CriticalPath>, document: GraphDocument): Promise<void> {
+    try {
+      const found = await path;
+      if (document !== this.#document) return;
+      this.#setCritical(found);
+      this.repaint();
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      if (document === this.#document) this.failure.value = error;
     }
-    this.#criticalEdges = edges;
+  }
+
+  #setCritical(path: CriticalPath): void {
+    this.critical = path;
+    this.#criticalEdges = this.layout === null ? new Set() : edgesAlong(this.layout, path.chain);
   }
 }
 

@@ -3,24 +3,29 @@ import type { GraphDocument } from "../types";
 import { topologyOf } from "./topology";
 
 export interface CriticalPath {
+  /** Its operators, each before the one that depends on it. */
+  readonly chain: Int32Array;
   readonly ops: ReadonlySet<number>;
-  readonly edges: ReadonlySet<string>;
   readonly totalNs: number;
 }
 
-export const NO_PATH: CriticalPath = { ops: new Set(), edges: new Set(), totalNs: 0 };
+/** The same as a worker sends it. */
+export type FoundChain = Omit<CriticalPath, "ops">;
 
-export function criticalPath(document: GraphDocument, meanNs: (op: number) => number): CriticalPath {
-  const { via, last, totalNs } = longest(document, meanNs);
-  if (totalNs === 0) return NO_PATH;
-  const ops = new Set<number>();
-  const edges = new Set<string>();
-  for (let op = last; op >= 0; op = via[op] ?? -1) {
-    ops.add(op);
-    const pred = via[op] ?? -1;
-    if (pred >= 0) edges.add(`${pred},${op}`);
-  }
-  return { ops, edges, totalNs };
+export const NO_PATH: CriticalPath = { chain: new Int32Array(0), ops: new Set(), totalNs: 0 };
+
+export const criticalPath = (document: GraphDocument, meansNs: Float64Array): CriticalPath =>
+  pathOf(criticalChain(document, meansNs));
+
+export const pathOf = ({ chain, totalNs }: FoundChain): CriticalPath => ({ chain, totalNs, ops: new Set(chain) });
+
+/** `meansNs`: of each operator; NaN where none was measured. */
+export function criticalChain(document: GraphDocument, meansNs: Float64Array): FoundChain {
+  const { via, last, totalNs } = longest(document, meansNs);
+  if (totalNs === 0) return { chain: new Int32Array(0), totalNs }; // its own: a worker gives the buffer away
+  const found: number[] = [];
+  for (let op = last; op >= 0; op = via[op] ?? -1) found.push(op);
+  return { chain: Int32Array.from(found.reverse()), totalNs };
 }
 
 interface Longest {
@@ -30,7 +35,7 @@ interface Longest {
   readonly totalNs: number;
 }
 
-function longest(document: GraphDocument, meanNs: (op: number) => number): Longest {
+function longest(document: GraphDocument, meansNs: Float64Array): Longest {
   const n = document.ops.length;
   const { order, predStart, preds } = topologyOf(document);
   const finish = new Float64Array(n);
@@ -40,7 +45,7 @@ function longest(document: GraphDocument, meanNs: (op: number) => number): Longe
     const latest = latestOf(finish, preds.subarray(predStart[op], predStart[op + 1]));
     const before = latest < 0 ? 0 : (finish[latest] ?? 0);
     via[op] = latest;
-    finish[op] = before + (meanNs(op) || 0);
+    finish[op] = before + (meansNs[op] || 0);
     if (last < 0 || (finish[op] ?? 0) > (finish[last] ?? 0)) last = op;
   }
   return { via, last, totalNs: last < 0 ? 0 : (finish[last] ?? 0) };

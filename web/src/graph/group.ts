@@ -334,9 +334,8 @@ function logical(
 export function logicalOp(document: GraphDocument, ops: readonly number[], module: string, bucket: Bucket): LogicalOp {
   const op = document.ops[ops[0] ?? -1];
   const type = shortType(op?.type ?? "");
-  const layers = new Set(ops.map((index) => document.ops[index]?.name)).size;
   // How many layers there are stands on the box around them.
-  const name = layers > 1 ? type : (op?.name ?? "");
+  const name = ops.some((index) => document.ops[index]?.name !== op?.name) ? type : (op?.name ?? "");
   return { id: `op|${op?.name}|${op?.kind}|${ops[0] ?? 0}`, name, type, bucket, module, ops };
 }
 

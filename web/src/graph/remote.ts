@@ -4,8 +4,9 @@
  */
 import { ApiError, api } from "../api";
 import type { GraphDocument, GraphOp } from "../types";
+import { type CriticalPath, criticalPath, pathOf } from "./critical";
 import type { Group } from "./group";
-import { makePlan, type Plan, type PlanRequest, unpackPlan } from "./plan";
+import { makePlan, type Plan, type PlanRequest, unpackGroup, unpackPlan } from "./plan";
 import type { WorkerReply, WorkerRequest } from "./worker";
 
 /** A document of this many bytes takes some 10 ms to parse. */
@@ -37,12 +38,12 @@ class GraphWorker {
     const id = this.#nextId++;
     let head: Omit<GraphDocument, "ops" | "edges"> | null = null;
     const ops: GraphOp[] = [];
+    const edges: [number, number][] = [];
     return this.#ask<GraphDocument>({ type: "parse", id, text }, [text], (reply) => {
       if (reply.type === "head") head = reply.head;
       if (reply.type === "ops") ops.push(...reply.ops);
-      if (reply.type !== "edges" || head === null) return undefined;
-      const edges: [number, number][] = [];
-      for (let i = 0; i < reply.edges.length; i += 2) edges.push([reply.edges[i] ?? 0, reply.edges[i + 1] ?? 0]);
+      if (reply.type === "edges") addPairs(edges, reply.edges);
+      if (reply.type !== "end" || head === null) return undefined;
       const document: GraphDocument = { ...head, ops, edges };
       this.#ids.set(document, id);
       this.#gone.register(document, id);
@@ -52,15 +53,25 @@ class GraphWorker {
 
   plan(document: GraphDocument, request: PlanRequest): Promise<Plan> {
     const held = this.#ids.get(document) ?? -1;
+    const sent: Group[] = [];
     return this.#ask<Plan>({ type: "plan", id: this.#nextId++, document: held, request }, [], (reply) => {
+      if (reply.type === "group") sent.push(unpackGroup(document, reply.group));
       if (reply.type !== "plan") return undefined;
       this.layoutMs = reply.ms;
       const kept = this.#groups.get(document) ?? new Map<PlanRequest["replica"], readonly Group[]>();
       this.#groups.set(document, kept);
-      const plan = unpackPlan(document, reply.packed, kept.get(request.replica));
+      const plan = unpackPlan(document, reply.packed, sent.length > 0 ? sent : kept.get(request.replica));
       kept.set(request.replica, plan.groups);
       return plan;
     });
+  }
+
+  criticalPath(document: GraphDocument, meansNs: Float64Array): Promise<CriticalPath> {
+    const held = this.#ids.get(document) ?? -1;
+    const request: WorkerRequest = { type: "chain", id: this.#nextId++, document: held, meansNs };
+    return this.#ask<CriticalPath>(request, [meansNs.buffer as ArrayBuffer], (reply) =>
+      reply.type === "chain" ? pathOf(reply.found) : undefined,
+    );
   }
 
   #ask<T>(request: WorkerRequest, transfer: Transferable[], finish: (reply: WorkerReply) => T | undefined): Promise<T> {
@@ -105,6 +116,10 @@ class GraphWorker {
   }
 }
 
+function addPairs(pairs: [number, number][], flat: Int32Array): void {
+  for (let i = 0; i < flat.length; i += 2) pairs.push([flat[i] ?? 0, flat[i + 1] ?? 0]);
+}
+
 export const graphWorker = new GraphWorker();
 
 /** Fetch a graph document. Raises ApiError. */
@@ -118,6 +133,11 @@ export async function loadDocument(hash: string): Promise<GraphDocument> {
     error.cause = cause;
     throw error;
   }
+}
+
+/** The critical path at once if the document is small, else when the worker has it. `meansNs` is given away. */
+export function pathThrough(document: GraphDocument, meansNs: Float64Array): CriticalPath | Promise<CriticalPath> {
+  return graphWorker.holds(document) ? graphWorker.criticalPath(document, meansNs) : criticalPath(document, meansNs);
 }
 
 /** The plan at once if the document is small, else when the worker has it. */

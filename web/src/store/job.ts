@@ -334,10 +334,14 @@ export class JobStore {
 
   #haveDocument(hash: string, document: GraphDocument): void {
     this.ops.ensure(hash).setDocument(document);
-    this.graphVersion.value += 1;
     this.#note("ops");
     this.#note("step");
-    for (const listener of this.#frameListeners) listener();
+    // A large graph has sums of many waiting frames to make: what is rendered of it is another task.
+    setTimeout(() => {
+      if (this.#disposed) return;
+      this.graphVersion.value += 1;
+      for (const listener of this.#frameListeners) listener();
+    });
   }
 
   async #fetchEvents(): Promise<void> {

@@ -5,7 +5,7 @@
  * is the arrival of the last frame that named the operator, `litAt` the animation frame that first showed it:
  * nothing else ever lights an operator. Frames that arrive before their document wait in a bounded queue.
  */
-import { type Frame, smallColumn, wideColumn } from "../codec";
+import { type Frame, smallColumn, WORD, wideWords } from "../codec";
 import { Column } from "../constants";
 import type { GraphDocument } from "../types";
 
@@ -82,14 +82,14 @@ export class GraphRuntime {
 
   #sum(frame: Frame, ops: Uint16Array | Uint32Array): void {
     const counts = smallColumn(frame, Column.COUNT);
-    const totals = wideColumn(frame, Column.TOTAL_NS);
+    const totals = wideWords(frame, Column.TOTAL_NS);
     const maxima = smallColumn(frame, Column.MAX_NS);
     // OP_EVENTS frames have no such columns: their operators are in OP_SUMS too, and must not count twice.
     for (let i = 0; i < counts.length; i++) {
       const op = ops[i] ?? 0;
       if (op >= this.received.length) continue;
       this.count[op] = (this.count[op] ?? 0) + (counts[i] ?? 0);
-      const spent = Number(totals[i] ?? 0n);
+      const spent = (totals[2 * i] ?? 0) + (totals[2 * i + 1] ?? 0) * WORD;
       this.totalNs[op] = (this.totalNs[op] ?? 0) + spent;
       this.sumNs += spent;
       this.maxNs[op] = Math.max(this.maxNs[op] ?? 0, maxima[i] ?? 0);

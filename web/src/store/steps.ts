@@ -25,13 +25,23 @@ export interface LastOp {
 /** A step of more slices, or of more seconds, than one frame holds comes in several, in the order of time. */
 export function joined(first: StepTrace, then: StepTrace): StepTrace {
   const later = Number(then.t0Ns - first.t0Ns);
+  const start = new Float64Array(first.start.length + then.start.length);
+  start.set(first.start);
+  for (let i = 0; i < then.start.length; i++) start[first.start.length + i] = (then.start[i] ?? 0) + later;
   return {
     ...first,
-    start: Float64Array.from([...first.start, ...Array.from(then.start, (ns) => ns + later)]),
-    duration: Uint32Array.from([...first.duration, ...then.duration]),
-    op: Uint32Array.from([...first.op, ...then.op]),
-    thread: Uint32Array.from([...first.thread, ...then.thread]),
+    start,
+    duration: oneBehindTheOther(first.duration, then.duration),
+    op: oneBehindTheOther(first.op, then.op),
+    thread: oneBehindTheOther(first.thread, then.thread),
   };
+}
+
+function oneBehindTheOther(first: Uint16Array | Uint32Array, then: Uint16Array | Uint32Array): Uint32Array {
+  const both = new Uint32Array(first.length + then.length);
+  both.set(first);
+  both.set(then, first.length);
+  return both;
 }
 
 export const traceOf = (hash: string, frame: Frame): StepTrace => ({

@@ -76,28 +76,36 @@ function shownBy(document: GraphDocument, shown: GraphDocument): Int32Array | nu
 }
 
 function lanesOf({ trace, document, name }: Traced, shiftNs: number, shown: Int32Array | null): Lane[] {
-  const byThread = new Map<number, number[]>();
-  for (let i = 0; i < trace.op.length; i++) {
-    const thread = trace.thread[i] ?? 0;
-    const rows = byThread.get(thread) ?? [];
-    rows.push(i);
-    byThread.set(thread, rows);
+  return rowsByThread(trace).map(([thread, rows]) => {
+    const [start, duration] = [new Float64Array(rows.length), new Float64Array(rows.length)];
+    const op = new Int32Array(rows.length);
+    for (let at = 0; at < rows.length; at++) {
+      const row = rows[at] ?? 0;
+      start[at] = (trace.start[row] ?? 0) + shiftNs;
+      duration[at] = trace.duration[row] ?? 0;
+      op[at] = trace.op[row] ?? 0;
+    }
+    return { label: `${name} · thread ${thread}`, stream: trace.stream, thread, start, duration, op, document, shown };
+  });
+}
+
+/** Rows of each thread in the order of time, which most frames have already. */
+function rowsByThread(trace: StepTrace): [number, number[]][] {
+  const found = new Map<number, number[]>();
+  const unordered = new Set<number[]>();
+  for (let row = 0; row < trace.op.length; row++) {
+    const thread = trace.thread[row] ?? 0;
+    let rows = found.get(thread);
+    if (rows === undefined) {
+      rows = [];
+      found.set(thread, rows);
+    }
+    const before = rows[rows.length - 1];
+    if (before !== undefined && (trace.start[before] ?? 0) > (trace.start[row] ?? 0)) unordered.add(rows);
+    rows.push(row);
   }
-  return [...byThread]
-    .sort((a, b) => a[0] - b[0])
-    .map(([thread, rows]) => {
-      rows.sort((a, b) => (trace.start[a] ?? 0) - (trace.start[b] ?? 0));
-      return {
-        label: `${name} · thread ${thread}`,
-        stream: trace.stream,
-        thread,
-        start: Float64Array.from(rows, (i) => (trace.start[i] ?? 0) + shiftNs),
-        duration: Float64Array.from(rows, (i) => trace.duration[i] ?? 0),
-        op: Int32Array.from(rows, (i) => trace.op[i] ?? 0),
-        document,
-        shown,
-      };
-    });
+  for (const rows of unordered) rows.sort((a, b) => (trace.start[a] ?? 0) - (trace.start[b] ?? 0));
+  return [...found].sort((a, b) => a[0] - b[0]);
 }
 
 function endOf(lane: Lane): number {
