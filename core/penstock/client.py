@@ -240,9 +240,9 @@ class Client:
         """Return why the steps of a job take as long as they do."""
         return cast(Diagnosis, self._json("GET", f"/jobs/{_segment(job_id)}/why"))
 
-    def stacks(self, job_id: str, replica_id: str) -> PythonStacks:
-        """Have the Python stacks of a running replica taken. Raises Conflict where they cannot be."""
-        params = {"replica_id": replica_id}
+    def stacks(self, job_id: str, replica_id: str, skip: int = 0) -> PythonStacks:
+        """Have the stacks of a running replica's Python processes taken, behind the first `skip`. Raises Conflict."""
+        params = {"replica_id": replica_id} | ({"skip": str(skip)} if skip else {})
         return cast(PythonStacks, self._json("POST", f"/jobs/{_segment(job_id)}:stack", params=params))
 
     def advice(self, job_id: str) -> Advice:

@@ -35,6 +35,13 @@ def test_the_line_of_a_hanging_job_is_shown(serving: Site, until: Until) -> None
     [process] = json.loads(seen[-1])["processes"]
     [thread] = process["threads"]
     assert thread["frames"][0] == {"name": "sleeps", "file": "train.py", "line": 4, "own": True}
+    behind: list[str] = []
+
+    def refused() -> bool:
+        behind.append(site.run("stack", job, "--skip", "1").stderr)
+        return "no more than 1 Python process" in behind[-1]
+
+    until(refused)
     wrong = site.run("stack", job, "--rank", "7")
     assert wrong.returncode == 2 and "has no trainer 7; its processes: trainer 0" in wrong.stderr
     site.run("cancel", job, "--wait")

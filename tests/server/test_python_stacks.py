@@ -19,9 +19,9 @@ FRAMES = [
 PROCESS = {"pid": 99, "command": "python train.py", "threads": [{"name": "MainThread", "frames": FRAMES}]}
 
 
-async def ask(server: Server, job: dict[str, Any], token: str | None = None) -> Any:
+async def ask(server: Server, job: dict[str, Any], token: str | None = None, skip: int = 0) -> Any:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    return await server.http.post(f"/api/v1/jobs/{job['id']}:stack", headers=headers)
+    return await server.http.post(f"/api/v1/jobs/{job['id']}:stack", headers=headers, params={"skip": skip})
 
 
 async def order(agent: FakeAgent, number: int = 1) -> dict[str, Any]:
@@ -103,10 +103,48 @@ async def test_answers_of_other_nodes_and_late_ones_are_dropped(
             await other.send(type="stack", request_id=asked["request_id"], processes=[forged])
             answer = await task
             assert (answer.status_code, answer.json()["code"]) == (409, "agent_silent")
-            assert "retry" in answer.json()["hint"]
+            assert "penstock nodes" in answer.json()["hint"]
             await agent.send(type="stack", request_id=asked["request_id"], processes=[PROCESS])
             await agent.send(type="beat")
             assert await until_answer(agent.count_leases, bool)  # the connection was kept
+
+
+async def test_a_connection_that_ends_is_an_answer_at_once(
+    sqlite_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "ANSWER_S", 3600.0)
+    server, job = sqlite_server, await sqlite_server.submit()
+    async with server.agent(await server.join(), takes_stacks=True) as agent:
+        await started(server, agent, job)
+        task = asyncio.create_task(ask(server, job))
+        await order(agent)
+    answer = await asyncio.wait_for(task, 60)
+    assert (answer.status_code, answer.json()["code"]) == (409, "connection_lost")
+    assert "penstock nodes" in answer.json()["hint"]
+
+
+async def test_processes_behind_the_first_are_asked_for(sqlite_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "REST_S", 0.0)
+    server, job = sqlite_server, await sqlite_server.submit()
+    async with server.agent(await server.join(), takes_stacks=True) as agent:
+        await started(server, agent, job)
+        first = asyncio.create_task(ask(server, job))
+        asked = await order(agent, 1)
+        refused = await ask(server, job, skip=8)  # another part of the same replica is being taken
+        assert (refused.status_code, refused.json()["code"]) == (429, "too_many_stacks")
+        await agent.send(type="stack", request_id=asked["request_id"], processes=[PROCESS], num_left=1)
+        found = (await first).json()
+        assert (asked["skip"], found["skip"], found["num_left"]) == (0, 0, 1)
+        for number, echoed in ((2, {"skip": 8}), (3, {})):  # the last one is of an agent that knows no `skip`
+            task = asyncio.create_task(ask(server, job, skip=8))
+            asked = await order(agent, number)
+            assert asked["skip"] == 8
+            await agent.send(type="stack", request_id=asked["request_id"], processes=[PROCESS], **echoed)
+            answer = await task
+            if echoed:
+                assert (answer.json()["skip"], answer.json()["num_left"]) == (8, 0)
+            else:
+                assert (answer.status_code, answer.json()["code"]) == (409, "agent_too_old")
 
 
 async def test_an_agent_of_the_version_before_is_not_asked(sqlite_server: Server) -> None:

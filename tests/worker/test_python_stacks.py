@@ -14,6 +14,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
+from penstock.process import proc
 from penstock.protocol.agent import (
     MAX_FRAMES,
     MAX_STACK_TEXT,
@@ -107,6 +108,39 @@ def test_what_a_shell_started_is_found_without_the_shell(tmp_path: Path, start: 
     assert [one.pid for one in stacks.answer("r", shell).processes] == [process.pid]
 
 
+def test_processes_behind_the_first_are_asked_for(
+    tmp_path: Path, start: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HANGS["sleep"][0].replace("{up}", "import sys\nif len(sys.argv) > 1: print('up', flush=True)\n"))
+    run = f"{sys.executable} {script}"
+    shell = start.command("/bin/sh", "-c", f"{run} & {run} last & wait")
+    until = time.monotonic() + 30
+    while len(stacks.answer("r", shell).processes) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    monkeypatch.setattr(stacks, "MAX_PROCESSES", 1)
+    first, second = (stacks.answer("r", shell, skip=skip) for skip in (0, 1))
+    assert [len(one.processes) for one in (first, second)] == [1, 1]
+    assert first.processes[0].pid != second.processes[0].pid
+    assert [(one.skip, one.num_left) for one in (first, second)] == [(0, 1), (1, 0)]
+    behind = stacks.answer("r", shell, skip=2)
+    assert behind.error.startswith("this replica has no more than 2 Python processes") and behind.skip == 2
+
+
+@pytest.mark.parametrize(
+    ("stderr", "says", "lasting"),
+    [
+        ("Error: Unsupported version of Python: 9.9", "pip install --upgrade py-spy", True),
+        ("Error: Failed to find a python interpreter in the .data section", "pip install --upgrade py-spy", True),
+        ("Error: Bad address (os error 14)", "it changed while it was read", False),
+    ],
+)
+def test_a_failed_read_says_whether_another_would_help(stderr: str, says: str, lasting: bool) -> None:
+    error = stacks.why_not(stderr)
+    assert says in error and stderr.removeprefix("Error: ") in error
+    assert stacks.is_lasting(error) is lasting
+
+
 def test_a_replica_without_python_is_said_to_have_none(start: Started) -> None:
     pid = start.command("/bin/sh", "-c", "echo up; sleep 600; true")
     assert stacks.answer("r", pid).error.startswith("no Python runs in this replica")
@@ -140,7 +174,7 @@ def test_what_lost_its_parent_is_found_below_the_guard(tmp_path: Path, start: St
 def test_a_process_in_the_midst_of_its_end_is_no_other_program(start: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = start.command("/bin/sh", "-c", "echo up; exit 0")
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    monkeypatch.setattr(stacks.proc, "descendants", lambda root: [pid])  # as it was seen just before
+    monkeypatch.setattr(proc, "descendants", lambda root: [pid])  # as it was seen just before
     assert stacks.answer("r", pid, os.getpid()).error == "the processes of this replica have ended"
 
 
@@ -190,11 +224,11 @@ def test_the_main_thread_comes_first() -> None:
 def test_an_answer_fits_into_a_message_and_says_what_is_missing(character: str) -> None:
     frames = [StackFrame(name=character * MAX_STACK_TEXT, file="g" * MAX_STACK_TEXT)] * MAX_FRAMES
     threads = [StackThread(name=str(i), frames=frames) for i in range(MAX_THREADS)]
-    one, two = stacks.within(stacks.ANSWER_BYTES, [StackProcess(pid=n, threads=threads) for n in (1, 2)], num_left=3)
+    one, two = stacks.within(stacks.ANSWER_BYTES, [StackProcess(pid=n, threads=threads) for n in (1, 2)])
     assert [thread.name for thread in one.threads] == [str(i) for i in range(len(one.threads))]
     assert 0 < len(one.threads) < MAX_THREADS and not two.threads
     assert one.error.startswith(f"{MAX_THREADS - len(one.threads)} more threads are not shown")
-    assert two.error.startswith("3 more processes of this replica are not shown. ")
+    assert two.error.startswith(f"{MAX_THREADS} more threads are not shown")
     size = len(StackAnswer(request_id="r", processes=[one, two]).encode().encode())
     assert stacks.ANSWER_BYTES / 4 < size < MAX_FRAME_BYTES
 

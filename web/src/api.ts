@@ -23,6 +23,7 @@ export class ApiError extends Error {
     readonly status: number,
     message: string,
     readonly hint: string | null = null,
+    readonly code: string | null = null,
   ) {
     super(message);
   }
@@ -50,7 +51,7 @@ async function failure(method: string, path: string, response: Response): Promis
   let problem: Partial<Problem> = {};
   if (response.headers.get("content-type")?.includes("json")) problem = (await response.json()) as Partial<Problem>;
   const text = problem.detail ?? problem.title ?? `${method} ${path} answered ${response.status}.`;
-  return new ApiError(response.status, text, problem.hint ?? null);
+  return new ApiError(response.status, text, problem.hint ?? null, problem.code ?? null);
 }
 
 const get = <T>(path: string): Promise<T> => answer<T>("GET", path);
@@ -91,8 +92,8 @@ export const api = {
   pilots: () => get<{ readonly items: readonly PilotRow[] }>("/pilots"),
   events: (jobId: string) => get<Page<EventRow>>(`/jobs/${enc(jobId)}/events?page_size=200`),
   why: (jobId: string) => get<Diagnosis>(`/jobs/${enc(jobId)}/why`),
-  stacks: (jobId: string, replicaId: string) =>
-    answer<PythonStacks>("POST", `/jobs/${enc(jobId)}:stack?replica_id=${enc(replicaId)}`),
+  stacks: (jobId: string, replicaId: string, skip: number) =>
+    answer<PythonStacks>("POST", `/jobs/${enc(jobId)}:stack?replica_id=${enc(replicaId)}&skip=${skip}`),
   advice: (jobId: string) => get<Advice>(`/jobs/${enc(jobId)}/advice`),
   metrics: (jobId: string) => get<{ readonly series: SeriesSet }>(`/jobs/${enc(jobId)}/metrics?max_points=2000`),
   /** A piece of a log, whole megabytes at once. */

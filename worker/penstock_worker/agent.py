@@ -427,10 +427,11 @@ class Agent:
         if replica is not None and replica.report.state == "RUNNING":
             pid, guard = replica.report.pid, replica.guard_pid
         try:
-            answer = await in_thread(stacks.answer, order.request_id, pid, guard)
+            answer = await in_thread(stacks.answer, order.request_id, pid, guard, order.skip)
         except Exception as error:  # noqa: BLE001  # read from what may be anything: this agent goes on
             _log.exception("the stacks of replica %s were not taken", order.replica_id)
-            answer = StackAnswer(request_id=order.request_id, error=f"the agent could not take them: {error!r}"[:500])
+            said = f"the agent could not take them: {error!r}"[:500]
+            answer = StackAnswer(request_id=order.request_id, error=said, skip=order.skip)
         outgoing.answers.append(answer.encode())
         self._wake.set()
 

@@ -39,39 +39,49 @@ NOT_PERMITTED = (
     "the agent may not read the memory of this process: run the agent as the user of the process or as root; if it "
     "is the same user, set 'sysctl kernel.yama.ptrace_scope=0' on its node"
 )
+UNKNOWN_PYTHON = (
+    "py-spy does not know the Python of this process; a newer one may: run 'pip install --upgrade py-spy' in the "
+    "environment of its agent"
+)
+_OF_THE_PYTHON = ("unsupported", "python version", "python interpreter", "python library")
+TOO_LATE = f"not read: those before it took {ALL_S:.0f} s, as its node is busy"
 MISSING = "py-spy is not installed beside the agent of this node: run 'pip install py-spy' in its environment"
 
 
-def answer(request_id: str, pid: int | None, guard: int | None = None) -> StackAnswer:
+def answer(request_id: str, pid: int | None, guard: int | None = None, skip: int = 0) -> StackAnswer:
     """Return the stacks of a process and of those below it. Blocks for some `ALL_S`.
 
     `pid`: the entrypoint; None if the replica does not run here. `guard`: the process below which the replica runs, to
     which what has lost its parent belongs; what is not below it, as its number was given to another, is not read.
+    `skip`: of the Python processes, the entrypoint first, how many are passed over.
     """
     if pid is None:
-        return StackAnswer(request_id=request_id, error="this replica does not run on its node any more")
+        return StackAnswer(request_id=request_id, error="this replica does not run on its node any more", skip=skip)
     reader = find_reader()
     if reader is None:
-        return StackAnswer(request_id=request_id, error=MISSING)
+        return StackAnswer(request_id=request_id, error=MISSING, skip=skip)
     until = time.monotonic() + ALL_S
     below = (
         [pid, *proc.descendants(pid)] if guard is None else sorted(proc.descendants(guard), key=lambda one: one != pid)
     )
     found = [one for one in below if _may_be_python(one)]
-    taken = [process for one in found[:MAX_PROCESSES] if (process := _process(reader, one, until)) is not None]
+    asked = found[skip : skip + MAX_PROCESSES]
+    taken = [process for one in asked if (process := _process(reader, one, until)) is not None]
+    if not taken and found and skip >= len(found):
+        error = f"this replica has no more than {len(found)} Python processes: take the first ones again"
+        return StackAnswer(request_id=request_id, error=error, skip=skip)
     if not taken:
         error = "no Python runs in this replica: its entrypoint and what that started are other programs"
         if found or not any(_has_program(one) for one in below):
             error = "the processes of this replica have ended"
-        return StackAnswer(request_id=request_id, error=error)
-    return StackAnswer(request_id=request_id, processes=within(ANSWER_BYTES, taken, len(found) - MAX_PROCESSES))
+        return StackAnswer(request_id=request_id, error=error, skip=skip)
+    num_left = max(0, len(found) - skip - MAX_PROCESSES)
+    processes = within(ANSWER_BYTES, taken)
+    return StackAnswer(request_id=request_id, processes=processes, skip=skip, num_left=num_left)
 
 
-def within(num_bytes: int, processes: Sequence[StackProcess], num_left: int = 0) -> list[StackProcess]:
-    """Return as many of the threads, in order, as fit into so many bytes of a message; errors say what is missing.
-
-    `num_left`: processes that were not read.
-    """
+def within(num_bytes: int, processes: Sequence[StackProcess]) -> list[StackProcess]:
+    """Return as many of the threads, in order, as fit into so many bytes of a message; errors say what is missing."""
     out: list[StackProcess] = []
     for process in processes:
         threads: list[StackThread] = []
@@ -83,9 +93,6 @@ def within(num_bytes: int, processes: Sequence[StackProcess], num_left: int = 0)
         missing = len(process.threads) - len(threads)
         error = f"{missing} more threads are not shown: they are too much for a message" if missing else process.error
         out.append(process.model_copy(update={"threads": threads, "error": error}))
-    if num_left > 0 and out:
-        error = f"{num_left} more processes of this replica are not shown. {out[-1].error}".rstrip()
-        out[-1] = out[-1].model_copy(update={"error": _text(error)})
     return out
 
 
@@ -130,17 +137,17 @@ def _process(reader: str, pid: int, until: float) -> StackProcess | None:
             if found.returncode == 0:
                 return StackProcess(pid=pid, command=_command(pid), threads=threads_of(pid, found.stdout))
         except subprocess.TimeoutExpired:
-            error = f"its stacks could not be read within {READ_S:.0f} s; retry"
+            error = f"its stacks could not be read within {READ_S:.0f} s: its node is busy"
             continue
         except (OSError, ValueError) as failure:
             error = str(failure)
             continue
         error = why_not(found.stderr)
-        if error == NOT_PERMITTED:
+        if is_lasting(error):
             break
     if proc.start_ticks(pid) is None:
         return None
-    return StackProcess(pid=pid, command=_command(pid), error=_text(error or "too many processes; retry"))
+    return StackProcess(pid=pid, command=_command(pid), error=_text(error or TOO_LATE))
 
 
 def read(reader: str, pid: int, timeout_s: float, *, user: int | None = None) -> subprocess.CompletedProcess[str]:
@@ -156,7 +163,15 @@ def why_not(stderr: str) -> str:
     if "ermission denied" in stderr.lower() or "operation not permitted" in stderr.lower():
         return NOT_PERMITTED
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return f"its stacks could not be read; retry: {lines[0] if lines else 'py-spy says nothing'}"
+    says = lines[0].removeprefix("Error: ") if lines else "py-spy says nothing"
+    if any(word in stderr.lower() for word in _OF_THE_PYTHON):
+        return f"{UNKNOWN_PYTHON}: {says}"
+    return f"it changed while it was read, {READS} times: {says}"
+
+
+def is_lasting(error: str) -> bool:
+    """Whether another read would fail as well."""
+    return error == NOT_PERMITTED or error.startswith(UNKNOWN_PYTHON)
 
 
 def threads_of(pid: int, text: str) -> list[StackThread]:

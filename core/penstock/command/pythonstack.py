@@ -22,6 +22,7 @@ def stack(
     job: JobName,
     rank: Annotated[int, typer.Option("--rank", min=0, help="index of the trainer")] = 0,
     role: Annotated[Role, typer.Option("--role", help="trainer or pserver")] = "trainer",
+    skip: Annotated[int, typer.Option("--skip", min=0, max=1 << 20, help="processes to pass over")] = 0,
     url: Url = None,
     token: Token = None,
     json: Json = False,
@@ -32,7 +33,7 @@ def stack(
     """
     with connect(url, token) as client:
         found = find(client, job)
-        taken = client.stacks(found["id"], replica_of(found, role, rank)["id"])
+        taken = client.stacks(found["id"], replica_of(found, role, rank)["id"], skip)
     if json:
         emit_json(dict(taken))
         return
@@ -57,6 +58,9 @@ def lines_of(taken: PythonStacks) -> Iterator[str]:
         if process["error"]:
             yield f"  {process['error']}"
         yield from _threads(process)
+    if taken["num_left"]:
+        shown = taken["skip"] + len(taken["processes"])
+        yield f"{taken['num_left']} more Python processes of it are not shown: ask for them with --skip {shown}"
 
 
 def _threads(process: PythonProcess) -> Iterator[str]:

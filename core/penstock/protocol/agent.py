@@ -142,6 +142,8 @@ class StackAnswer(Message):
     request_id: Short
     processes: Annotated[list[StackProcess], Field(max_length=MAX_PROCESSES)] = Field(default_factory=list)
     error: _StackText = ""
+    skip: Annotated[int, Field(ge=0, lt=1 << 31)] = Field(0, description="of the order; 0 from an agent that cannot")
+    num_left: Annotated[int, Field(ge=0, lt=1 << 31)] = Field(0, description="processes behind those that are here")
 
 
 FromAgent = Hello | Heartbeat | ReplicaReport | LogBytes | StackAnswer
@@ -249,11 +251,12 @@ class LogAck(Message):
 
 
 class StackOrder(Message):
-    """Asks for the Python stacks of a replica's processes. Only for an agent that `takes_stacks`."""
+    """Asks for the Python stacks of a replica's processes, after `skip` of them. Only if the agent `takes_stacks`."""
 
     type: Literal["stack"] = "stack"
     request_id: Short
     replica_id: Short
+    skip: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
 
 
 FromServer = Welcome | LeaseRenewed | DesiredSet | LogAck | StackOrder

@@ -196,9 +196,11 @@ class PythonProcess(TypedDict):
 class PythonStacks(TypedDict):
     index: int
     job_id: str
+    num_left: int
     processes: list[PythonProcess]
     replica_id: str
     role: str
+    skip: int
     taken_at: str
 
 

@@ -57,6 +57,7 @@ async def agent(socket: WebSocket) -> None:
         finally:
             is_last = runtime.agents.get(node_id) is link
             runtime.agents.disconnect(link)
+            runtime.stacks.lost(link)
             if link.leaving and is_last:
                 with suppress(DatabaseAway):  # its lease will expire
                     await runtime.nodes.left(node_id, link.leaving)
@@ -121,7 +122,7 @@ async def _message(runtime: Runtime, link: AgentLink, message: FromAgent) -> Non
         case LogBytes():
             await _log(runtime, link, message)
         case StackAnswer():
-            runtime.stacks.answered(link.node_id, message)
+            runtime.stacks.answered(link, message)
         case Hello():
             raise PeerError("hello came twice on one connection")
 

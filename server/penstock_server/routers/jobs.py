@@ -150,10 +150,16 @@ async def diagnose_job(server: Server, job_id: Id) -> api.Diagnosis:
 @router.post("/jobs/{job_id:id}:stack", operation_id="takeJobStacks", responses=problems(409))
 @scoped("read")
 async def take_job_stacks(
-    server: Server, job_id: Id, replica_id: Annotated[str | None, Query(max_length=64)] = None
+    server: Server,
+    job_id: Id,
+    replica_id: Annotated[str | None, Query(max_length=64)] = None,
+    skip: Annotated[int, Query(ge=0, le=1 << 20, description="Python processes to pass over")] = 0,
 ) -> PythonStacks:
-    """Take the Python stacks of a replica, without stopping it; without `replica_id`, of trainer 0."""
-    return await server.stacks.of(job_id, replica_id)
+    """Take the Python stacks of a replica, without stopping it; without `replica_id`, of trainer 0.
+
+    Of 8 of its processes, the entrypoint first; `skip` asks for those behind.
+    """
+    return await server.stacks.of(job_id, replica_id, skip)
 
 
 @router.get("/jobs/{job_id:id}/advice", operation_id="adviseJob", responses=problems(409))

@@ -45,3 +45,5 @@ class PythonStacks(Answer):
     index: int
     taken_at: Timestamp
     processes: list[PythonProcess]
+    skip: int = Field(description="Python processes that were passed over, as was asked")
+    num_left: int = Field(description="Python processes behind those that are here: ask for them with `skip`")

@@ -11,6 +11,7 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from penstock.protocol.agent import StackAnswer, StackFrame, StackOrder, StackProcess, StackThread
 from penstock.protocol.states import ReplicaState
@@ -32,48 +33,61 @@ _LIBRARY = re.compile(r"(site|dist)-packages/|/core/penstock/|/lib/python[\d.]+/
 _WORK = re.compile(r"/replicas/[^/]+/work/(?!.*(site|dist)-packages/)")  # a job's own files, wherever agents keep them
 
 
+@dataclass(frozen=True, slots=True)
+class _Taking:
+    """What is being taken of a replica, for all who ask for the same."""
+
+    skip: int
+    task: asyncio.Task[PythonStacks | Problem]
+
+
 class Stacks:
     """What agents were asked for, by request, and what is being taken, by replica."""
 
     def __init__(self, database: Database, clock: Clock, jobs: Jobs, agents: Agents) -> None:
         self._db, self._clock, self._jobs, self._agents = database, clock, jobs, agents
-        self._asked: dict[str, tuple[str, asyncio.Future[StackAnswer]]] = {}
-        self._taking: dict[str, asyncio.Task[PythonStacks | Problem]] = {}
+        self._asked: dict[str, tuple[AgentLink, asyncio.Future[StackAnswer | None]]] = {}
+        self._taking: dict[str, _Taking] = {}
         self._rests_until: dict[str, float] = {}
         self._waiting: Counter[str] = Counter()  # requests, by replica
 
-    async def of(self, job_id: str, replica_id: str | None) -> PythonStacks:
+    async def of(self, job_id: str, replica_id: str | None, skip: int = 0) -> PythonStacks:
         """Take the stacks of a replica's processes; without `replica_id`, of trainer 0 of the newest attempt.
 
+        `skip`: processes to pass over, of which the agent takes some only at once.
         Raises NotFound; Conflict where they cannot be taken; Problem if too many are asked for, or the agent is silent.
         """
         replica = await self._jobs.replica_of(job_id, replica_id)
         self._link(replica)
-        taking = self._taking.get(replica.id)
-        if taking is None:
-            self._check_pace(replica)
+        self._check_pace(replica, skip)
         with self._waits_for(replica):
-            return await self._of(job_id, replica)
+            return await self._of(job_id, replica, skip)
 
-    async def _of(self, job_id: str, replica: ReplicaRow) -> PythonStacks:
+    async def _of(self, job_id: str, replica: ReplicaRow, skip: int) -> PythonStacks:
         async with self._db.write() as tx:
             tx.subject = job_id
+        self._check_pace(replica, skip)  # others have asked during the write
         taking = self._taking.get(replica.id)
         if taking is None:
-            self._check_pace(replica)  # others have asked during the write
             link = self._link(replica)  # as it is now
-            taking = asyncio.create_task(self._take(replica, link), name="stacks")
+            taking = _Taking(skip, asyncio.create_task(self._take(replica, link, skip), name="stacks"))
             self._taking[replica.id] = taking
-        result = await asyncio.shield(taking)  # a caller that leaves must not end it for the others
+        result = await asyncio.shield(taking.task)  # a caller that leaves must not end it for the others
         if isinstance(result, Problem):
             raise result.with_traceback(None)
         return result
 
-    def answered(self, node_id: str, answer: StackAnswer) -> None:
+    def answered(self, link: AgentLink, answer: StackAnswer) -> None:
         """Take an agent's answer; one that is late, or of another node, is dropped."""
-        asked_of, future = self._asked.get(answer.request_id, ("", None))
-        if future is not None and asked_of == node_id and not future.done():
+        asked_of, future = self._asked.get(answer.request_id, (None, None))
+        if future is not None and asked_of is not None and asked_of.node_id == link.node_id and not future.done():
             future.set_result(answer)
+
+    def lost(self, link: AgentLink) -> None:
+        """Take note that a connection has ended: what was asked on it is answered on no other."""
+        for asked_of, future in self._asked.values():
+            if asked_of is link and not future.done():
+                future.set_result(None)
 
     def _link(self, replica: ReplicaRow) -> AgentLink:
         """Return the connection of the replica's agent. Raises Conflict, which says what to do."""
@@ -89,7 +103,7 @@ class Stacks:
         if link is None or not link.greeted:
             raise Conflict(
                 "node_unreachable", f"the agent of the node on which {who} runs is not connected",
-                hint="'penstock nodes' shows since when; retry once it is back",
+                hint="'penstock nodes' shows since when; ask again once it is back",
             )  # fmt: skip
         if not link.takes_stacks:
             raise Conflict(
@@ -114,37 +128,52 @@ class Stacks:
             if not self._waiting[replica.id]:
                 del self._waiting[replica.id]
 
-    def _check_pace(self, replica: ReplicaRow) -> None:
+    def _check_pace(self, replica: ReplicaRow, skip: int) -> None:
+        """Raise Problem unless the same is being taken, or the replica may be asked."""
+        taking = self._taking.get(replica.id)
+        if taking is not None and taking.skip == skip:
+            return
         now = self._clock.monotonic()
         self._rests_until = {key: until for key, until in self._rests_until.items() if until > now}
-        if replica.id in self._rests_until or len(self._taking) >= MOST_AT_ONCE:
+        if taking is not None or replica.id in self._rests_until or len(self._taking) >= MOST_AT_ONCE:
             raise Problem(
                 429, "too_many_stacks", f"a replica's stacks are taken once a second, of {MOST_AT_ONCE} at once",
                 hint="retry in some seconds",
             )  # fmt: skip
 
-    async def _take(self, replica: ReplicaRow, link: AgentLink) -> PythonStacks | Problem:
+    async def _take(self, replica: ReplicaRow, link: AgentLink, skip: int) -> PythonStacks | Problem:
         request_id = uuid7()
-        future: asyncio.Future[StackAnswer] = asyncio.get_running_loop().create_future()
-        self._asked[request_id] = link.node_id, future
+        future: asyncio.Future[StackAnswer | None] = asyncio.get_running_loop().create_future()
+        self._asked[request_id] = link, future
         try:
-            order = StackOrder(request_id=request_id, replica_id=replica.id)
+            order = StackOrder(request_id=request_id, replica_id=replica.id, skip=skip)
             link.outbox.put(f"stack:{request_id}", order.fields())
             async with asyncio.timeout(ANSWER_S):
                 answer = await future
         except TimeoutError:
             return Conflict(
                 "agent_silent", f"the agent did not answer within {ANSWER_S:.0f} s",
-                hint="its machine is busy, or it lost its connection; retry",
+                hint="its machine is busy, or out of reach: 'penstock nodes' shows when it was last heard of",
             )  # fmt: skip
         finally:
             del self._asked[request_id], self._taking[replica.id]
             self._rests_until[replica.id] = self._clock.monotonic() + REST_S
+        if answer is None:
+            return Conflict(
+                "connection_lost", "the agent's connection ended before it answered",
+                hint="'penstock nodes' shows when it is back; ask again then",
+            )  # fmt: skip
+        if answer.skip != skip:
+            return Conflict(
+                "agent_too_old", "the agent is of a version that takes the stacks of the first processes only",
+                hint="update Penstock on that node and restart its agent; its jobs go on meanwhile",
+            )  # fmt: skip
         if answer.error:
             return Conflict("no_stacks", answer.error)
         return PythonStacks(
             job_id=replica.job_id, replica_id=replica.id, role=replica.role, index=replica.index,
             taken_at=self._clock.now(), processes=[_process(one) for one in answer.processes],
+            skip=skip, num_left=answer.num_left,
         )  # fmt: skip
 
 

@@ -1,10 +1,28 @@
 /** Where the Python threads of a running process are, which the agent of its node reads without stopping it. */
 import { useSignal } from "@preact/signals";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { ApiError, api } from "../api";
-import { clock } from "../format";
+import { clock, plural } from "../format";
 import { ErrorCard } from "../parts/basics";
+import { navigate, url } from "../router";
 import { newestOf } from "../store/exchange";
+import { isPassing } from "../store/refusals";
 import type { Job, PythonProcess, PythonStacks, PythonThread } from "../types";
+
+/** The part of an address that leads here. */
+export const STACKS = "stacks";
+/** Bring into view, with the focus on its button, what the address leads to; once, so that a link leads here again. */
+function useArrival() {
+  const button = useRef<HTMLButtonElement>(null);
+  const { hash, pathname, search } = url.value;
+  useLayoutEffect(() => {
+    if (hash !== `#${STACKS}` || button.current === null) return;
+    button.current.closest("section")?.scrollIntoView({ block: "start" });
+    button.current.focus({ preventScroll: true });
+    navigate(pathname + search, "replace");
+  }, [hash, pathname, search]);
+  return button;
+}
 
 export function Stacks({ job }: { job: Job }) {
   const running = newestOf(job.replicas).filter((one) => one.state === "RUNNING" && one.node_id !== null);
@@ -12,13 +30,14 @@ export function Stacks({ job }: { job: Job }) {
   const taken = useSignal<PythonStacks | null>(null);
   const failure = useSignal<ApiError | null>(null);
   const isBusy = useSignal(false);
+  const button = useArrival();
   const replica = running.find((one) => one.id === chosen.value) ?? running[0];
   if (replica === undefined && taken.value === null && failure.value === null) return null;
-  const take = async () => {
+  const take = async (skip = 0) => {
     if (replica === undefined || isBusy.value) return;
     isBusy.value = true;
     try {
-      taken.value = await api.stacks(job.id, replica.id);
+      taken.value = await api.stacks(job.id, replica.id, skip);
       failure.value = null;
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
@@ -45,6 +64,7 @@ export function Stacks({ job }: { job: Job }) {
           ))}
         </select>
         <button
+          ref={button}
           type="button"
           class="btn small"
           aria-disabled={isBusy.value || replica === undefined}
@@ -55,9 +75,46 @@ export function Stacks({ job }: { job: Job }) {
         </button>
         <span class="muted">It is not stopped.</span>
       </p>
-      {failure.value !== null && <ErrorCard error={failure.value} retry={() => void take()} />}
+      {failure.value !== null && (
+        <ErrorCard error={failure.value} {...(isPassing(failure.value) ? { retry: () => void take() } : {})} />
+      )}
       {taken.value !== null && <Taken taken={taken.value} />}
+      {taken.value !== null && taken.value.replica_id === replica?.id && (
+        <More taken={taken.value} isBusy={isBusy.value} take={take} />
+      )}
     </section>
+  );
+}
+
+interface MoreProps {
+  readonly taken: PythonStacks;
+  readonly isBusy: boolean;
+  readonly take: (skip: number) => Promise<void>;
+}
+
+/** The processes before and behind those that are shown: an agent takes some of them at once. */
+function More({ taken, isBusy, take }: MoreProps) {
+  const next = taken.skip + taken.processes.length;
+  if (taken.skip === 0 && taken.num_left === 0) return null;
+  return (
+    <p class="stacks-tools">
+      {taken.num_left > 0 && (
+        <button
+          type="button"
+          class="btn small"
+          aria-disabled={isBusy}
+          onClick={() => void take(next)}
+          data-testid="more-stacks"
+        >
+          Show the next of {plural(taken.num_left, "more process", "more processes")}
+        </button>
+      )}
+      {taken.skip > 0 && (
+        <button type="button" class="btn small" aria-disabled={isBusy} onClick={() => void take(0)}>
+          Show the first again
+        </button>
+      )}
+    </p>
   );
 }
 

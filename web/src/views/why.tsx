@@ -8,6 +8,7 @@ import { partsOf, shownFindings } from "../store/diagnosis";
 import { isTerminal, type JobStore } from "../store/job";
 import { nowMs } from "../store/session";
 import type { Finding, Job } from "../types";
+import { STACKS } from "./stacks";
 
 export function Why({ job, store }: { job: Job; store: JobStore }) {
   useEffect(
@@ -42,7 +43,7 @@ export function Why({ job, store }: { job: Job; store: JobStore }) {
               {finding.cause === "stalled" && job.kind === "managed" && (
                 <>
                   {" "}
-                  <Link class="btn small" href={jobHref(job.id, "config")}>
+                  <Link class="btn small" href={`${jobHref(job.id, "config")}#${STACKS}`}>
                     Python stacks
                   </Link>
                 </>
