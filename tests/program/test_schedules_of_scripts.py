@@ -76,3 +76,20 @@ def test_a_rate_that_is_computed_of_schedules_follows_them() -> None:
         loss = L.mean(L.fc(fluid.data("x", [None, 4], "float32"), 1))
         with pytest.raises(ProgramError, match="must be one persistable number"):
             fluid.optimizer.SGD(loss * 0.1).minimize(loss)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("optimizer", [fluid.optimizer.SGD, fluid.optimizer.Adam])
+def test_a_rate_of_16_bits_is_refused_when_it_is_recorded(optimizer: Any, dtype: str) -> None:
+    rates = {
+        "computed": lambda: L.cast(L.noam_decay(4, 10), dtype),
+        "persistable": lambda: L.create_global_var([1], 0.1, dtype, persistable=True, name="rate"),
+    }
+    for make in rates.values():
+        main, scope = fluid.Program(), fluid.Scope()
+        with fluid.program_guard(main, fluid.Program()), fluid.scope_guard(scope):
+            loss = L.mean(L.fc(fluid.data("x", [None, 4], "float32"), 1))
+            rate = make()
+            with pytest.raises(ProgramError, match=rf"{dtype}.* has 16 bits.*fluid.layers.cast\(rate, 'float32'\)"):
+                optimizer(rate).minimize(loss)
+            optimizer(L.cast(L.noam_decay(4, 10), "float32")).minimize(loss)

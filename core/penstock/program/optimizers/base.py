@@ -202,6 +202,12 @@ class Optimizer(Hooks, Minimizer):
                     "layers.exponential_decay"
                 )
             return constant_state(f"{prefix}.learning_rate", float(given), dtype)
+        if given.desc.dtype in ("float16", "bfloat16"):
+            raise ProgramError(
+                f"{user_line()}: {type(self).__name__}: learning rate {given!r} has 16 bits, and updates are computed "
+                "with one of 32 or 64: give it fluid.layers.cast(rate, 'float32'), or make the rate with dtype='float32'",
+                variable=given.name,
+            )
         computed = None if given.persistable else computed_rate(prefix, given)
         if computed is not None:
             return computed
