@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.databases import lay_database
 from tests.support.waiting import until
 
 from penstock.client import Client
@@ -68,6 +69,8 @@ class Site:
 
     def up(self, *arguments: str) -> subprocess.Popen[str]:
         """Start `penstock up` on a free port and wait until it serves."""
+        if "--state-dir" not in arguments:
+            lay_database(self.home / ".penstock" / "server")
         process = self.start("penstock.cli", "up", "--port", "0", "--json", *arguments)
         assert process.stdout is not None
         assert process.stdout.readline(), (self.home / f"stderr-{len(self.started) - 1}").read_text()

@@ -23,6 +23,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, StorageState, sync_playwright
 from playwright.sync_api import Error as PlaywrightError
 from tests.e2e.feeder import Feeder
+from tests.support.databases import lay_database
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60
@@ -80,7 +81,7 @@ def start_server(
     state_dir: Path, static_dir: Path, port: int = 0
 ) -> tuple[RunningServer, subprocess.Popen[bytes]]:  # fmt: skip
     """Start a server, on a free port if none is given, and wait until it answers."""
-    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lay_database(state_dir)
     command = [sys.executable, "-m", "penstock_server", "--port", str(port), "--state-dir", str(state_dir),
                "--static-dir", str(static_dir)]  # fmt: skip
     with (state_dir / "server.log").open("wb") as log:

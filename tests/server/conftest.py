@@ -14,8 +14,9 @@ import pytest
 import pytest_asyncio
 import structlog
 from sqlalchemy import text
-from tests.server.harness import FakeClock, Server, migrate, running, settings_for
+from tests.server.harness import FakeClock, Server, running, settings_for
 from tests.server.postgres_cluster import Cluster, cluster
+from tests.support.databases import migrate
 
 from penstock_server.db import Database
 from penstock_worker import lease

@@ -7,7 +7,6 @@ import base64
 import json
 import socket
 import ssl
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,13 +15,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+from tests.support.databases import lay_database
 from tests.support.waiting import LIMIT_S, until_answer
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from penstock.protocol.frames import Frame, Kind, encode
 from penstock_server.clock import Clock, SystemClock
-from penstock_server.db import Database, upgrade
 from penstock_server.run import make_server
 from penstock_server.runtime import Runtime, open_runtime
 from penstock_server.settings import Settings
@@ -271,7 +270,8 @@ NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 @asynccontextmanager
 async def running(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Server]:
     """Run a server on a free port of the loopback."""
-    await _lay_database(settings)
+    if settings.database_url is None:
+        lay_database(settings.state_dir)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -291,32 +291,6 @@ async def running(settings: Settings, clock: Clock | None = None) -> AsyncIterat
             finally:
                 server.should_exit = True
                 await serving
-
-
-async def migrate(url: str) -> None:
-    """Bring a database to the newest schema."""
-    database = Database(url)
-    try:
-        await upgrade(database)
-    finally:
-        await database.close()
-
-
-_migrated: list[bytes] = []
-"""A file of SQLite with the newest schema, once it was made: the migrations of every test add up."""
-
-
-async def _lay_database(settings: Settings) -> None:
-    target = settings.state_dir / "penstock.db"
-    if settings.database_url is not None or target.exists():
-        return
-    if not _migrated:
-        with tempfile.TemporaryDirectory() as folder:
-            made = Path(folder) / target.name
-            await migrate(f"sqlite+aiosqlite:///{made}")
-            _migrated.append(made.read_bytes())
-    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    target.write_bytes(_migrated[0])
 
 
 def settings_for(folder: Path, database_url: str | None = None, **changes: Any) -> Settings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -12,12 +13,14 @@ import pytest
 import pytest_asyncio
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy import inspect, select, text
 from sqlalchemy.engine import Connection
 from tests.server.harness import settings_for
 
 from penstock.errors import Unavailable
-from penstock_server.db import Database, downgrade, script_location, upgrade
+from penstock_server.db import Database, downgrade, newest_revision, script_location, upgrade
 from penstock_server.runtime import open_runtime
 from penstock_server.tables import Base, JobRow
 
@@ -80,6 +83,29 @@ async def test_migrations_make_what_the_rows_say(database: Database) -> None:
 
     async with database.engine.connect() as connection:
         assert await connection.run_sync(compare) == []
+
+
+async def test_a_newest_database_loads_no_migrations(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    await upgrade(database, "0011")
+    with monkeypatch.context() as without_alembic:
+        without_alembic.setitem(sys.modules, "alembic", None)
+        with pytest.raises(ImportError):
+            await upgrade(database)
+    await upgrade(database)
+    monkeypatch.setitem(sys.modules, "alembic", None)
+    await upgrade(database)
+
+
+async def test_newest_revision_is_that_of_alembic() -> None:
+    assert newest_revision() == ScriptDirectory(str(script_location())).get_current_head()
+
+
+async def test_a_database_of_a_newer_server_is_refused(database: Database) -> None:
+    await upgrade(database)
+    async with database.engine.begin() as connection:
+        await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(CommandError, match="9999"):
+        await upgrade(database)
 
 
 async def test_two_servers_that_start_at_once_migrate_once(database_url: str) -> None:

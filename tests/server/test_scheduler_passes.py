@@ -14,7 +14,8 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
-from tests.server.harness import FakeClock, migrate, settings_for
+from tests.server.harness import FakeClock, settings_for
+from tests.support.databases import migrate
 from tests.support.waiting import until_async
 
 from penstock.protocol.agent import Hello, ReplicaReport
