@@ -204,8 +204,8 @@ class Optimizer(Hooks, Minimizer):
             return constant_state(f"{prefix}.learning_rate", float(given), dtype)
         if given.desc.dtype in ("float16", "bfloat16"):
             raise ProgramError(
-                f"{user_line()}: {type(self).__name__}: learning rate {given!r} has 16 bits, and updates are computed "
-                "with one of 32 or 64: give it fluid.layers.cast(rate, 'float32'), or make the rate with dtype='float32'",
+                f"{user_line()}: {type(self).__name__}: learning rate {given!r} has 16 bits, and updates compute "
+                "with one of 32 or 64: give them fluid.layers.cast(rate, 'float32'), or make it with dtype='float32'",
                 variable=given.name,
             )
         computed = None if given.persistable else computed_rate(prefix, given)
