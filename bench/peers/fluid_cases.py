@@ -231,6 +231,7 @@ def _labelled(
 
 
 _ENTROPY = (("X", "Label"), "Y")
+_TINY = _PROBABILITIES * 1e-30
 _SOFTMAX = (("Logits", "Label"), "Loss")
 LAYERS: Mapping[str, LayerCase] = {
     "relu": _plain("relu"),
@@ -266,6 +267,10 @@ LAYERS: Mapping[str, LayerCase] = {
     "cross_entropy, ignore_index": _labelled("cross_entropy", "input", _PROBABILITIES, _IDS, *_ENTROPY, ignore_index=2),
     "cross_entropy, negative ignore_index": _labelled(
         "cross_entropy", "input", _PROBABILITIES, np.where(_IDS == 2, -1, _IDS), *_ENTROPY, ignore_index=-1
+    ),
+    "cross_entropy, underflow": _labelled("cross_entropy", "input", _TINY, _IDS, *_ENTROPY),
+    "cross_entropy, underflow, soft_label": _labelled(
+        "cross_entropy", "input", _TINY, _SOFT, *_ENTROPY, soft_label=True
     ),
     "softmax_with_cross_entropy": _labelled("softmax_with_cross_entropy", "logits", _X, _IDS, *_SOFTMAX),
     "softmax_with_cross_entropy, soft_label": _labelled(

@@ -142,3 +142,17 @@ def test_what_a_layer_cannot_do_is_refused_with_the_value(name: str) -> None:
         x = fluid.data("x", [-1, 4])
         with pytest.raises(ProgramError, match=text):
             build(x)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_cross_entropy_of_impossible_and_infinite_probabilities_is_finite(soft: bool) -> None:
+    main, p = fluid.Program(), np.array([[0.0, 0.5], [np.inf, 0.5], [1e-300, 0.5]])
+    with fluid.program_guard(main, fluid.Program()):
+        x = fluid.data("x", [-1, 2], "float64")
+        x.stop_gradient = False
+        label = L.cast(L.fill_constant_batch_size_like(x, [-1, 1], "int64", 0), "int64")
+        loss = L.cross_entropy(x, L.cast(L.one_hot(label, 2), "float64") if soft else label, soft_label=soft)
+        (slope,) = fluid.gradients(L.reduce_sum(loss), x)
+    found = fluid.Executor().run(main, {"x": p}, [loss, slope], scope=Scope())
+    np.testing.assert_allclose(found[0].ravel(), [1e20, -1e20, 300 * np.log(10)])
+    np.testing.assert_allclose(found[1], [[0, 0], [0, 0], [-1e300, 0]])

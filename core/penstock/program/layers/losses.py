@@ -29,12 +29,12 @@ from penstock.program.record.variable import Variable, dtype_named, recording_mo
 from penstock.program.training.parameters import ParamAttr, create_persistable
 
 _NOT_IGNORED = -100  # Fluid's default: no label has it
-_TINY = 1e-20  # Fluid's TolerableValue: the logarithm of a probability that underflowed stays finite
+_INFINITE = 1e20  # what Fluid's TolerableValue puts in the place of an infinite logarithm
 
 
 @reads_unsized
 def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index: int = _NOT_IGNORED) -> Any:
-    """Return -log p[label] for each row.
+    """Return -log p[label] for each row: 1e20 where p is 0, and then its gradient is 0.
 
     Shapes: input [n, classes] probabilities; label int64 [n, 1], or [n, classes] with soft_label; result [n, 1]. Label
     and result may lack the last 1.
@@ -43,11 +43,16 @@ def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index
         return cross_entropy(input, label.unsqueeze(-1), ignore_index=ignore_index).squeeze(-1)
     expect_labels("cross_entropy", input, label, soft=soft_label)
     with name_scope(default_main_program().unique("cross_entropy")):
-        logs = torch.log(input.clamp_min(_TINY)) if soft_label else None
-        if logs is not None:
-            return -(label * logs).sum(-1, keepdim=True)
-        loss = -torch.log(torch.gather(input, -1, _indices(label, ignore_index)).clamp_min(_TINY))
+        if soft_label:
+            return -(label * _finite_log(input)).sum(-1, keepdim=True)
+        loss = -_finite_log(torch.gather(input, -1, _indices(label, ignore_index)))
         return _counted(loss, label, ignore_index)
+
+
+def _finite_log(p: Any) -> Any:
+    """log p; -1e20 and 1e20 where it is infinite."""
+    zero = p == 0
+    return p.masked_fill(zero, 1.0).log().masked_fill(zero, -_INFINITE).clamp_max(_INFINITE)
 
 
 def _indices(label: Any, ignore_index: int) -> Any:
