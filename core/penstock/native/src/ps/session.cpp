@@ -82,6 +82,7 @@ bool Session::arm(std::size_t at, std::array<std::shared_ptr<Channel>, kNumLines
     server.blocks = std::move(blocks);
   }
   server.local = local;
+  server.last_copied.clear();  // was of another channel
   reached(at, round);
   next_.forget();  // the server may be another process by now
   server.sent_at = server.answered_at = now_s();
@@ -384,9 +385,12 @@ bool Session::read(const std::vector<std::string>& blocks, at::IntArrayRef at, a
     found.push_back(part);
   }
   if (whole) {
+    std::vector<Copy> copies;
     for (std::size_t i = 0; i < found.size(); ++i) {
-      std::memcpy(out[i].mutable_data_ptr(), found[i]->data, found[i]->num_bytes);
+      const std::size_t num_bytes = found[i]->num_bytes;
+      copies.push_back({{found[i]->data, 1, num_bytes, num_bytes}, static_cast<char*>(out[i].mutable_data_ptr())});
     }
+    copy_all(std::move(copies));
   }
   for (std::size_t server = 0; server < servers_.size(); ++server) {
     servers_[server]->reads.assign(reads[server].begin(), reads[server].end());
@@ -416,9 +420,15 @@ Session::Line Session::free_line(Server& server, Kind kind) {
 }
 
 // Where memory is shared the body is written into it; else the socket takes it from where it lies.
-void Session::send(Channel& channel, const Message& message, Deadline deadline) {
+void Session::send(Server& server, Channel& channel, const Message& message, Deadline deadline) {
   if (!channel.shares()) return channel.send(encode(message), bytes_of(message), deadline);
-  write_body(message, channel.room(size_of_body(message)));
+  char* to = channel.room(size_of_body(message));
+  if (message.kind == Kind::kStep) {
+    write_body(message, to, server.copied);
+    server.last_copied = to == channel.region() ? copies_of(message, to) : CopiedByBlock{};
+  } else {
+    write_body(message, to, {});
+  }
   channel.send_staged(encode(message), deadline);
 }
 
@@ -432,7 +442,7 @@ bool Session::exchange(Sent& out, Answers& answers, Lines& lines) {
     try {
       if (!server.armed) throw Unavailable("the server has been disarmed");
       server.sent_at = out[at]->sent_at = now_s();
-      send(*lines[at].channel, out[at]->message, now_s() + limit_s_);
+      send(server, *lines[at].channel, out[at]->message, now_s() + limit_s_);
     } catch (const std::exception&) {
       disarm(at);
       well = false;

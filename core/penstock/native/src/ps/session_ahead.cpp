@@ -1,5 +1,6 @@
 // What a session sends of a step before it is all there.
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <utility>
 
@@ -36,15 +37,34 @@ std::vector<std::size_t> groups_of(const std::vector<Part>& parts, std::size_t c
 
 }  // namespace
 
-// False: nothing may be sent.
+// Copies a gradient to where the step's message had it the last time, if it will read it from there. False: nothing may
+// be sent.
+bool Session::copy_ahead(Server& server, std::uint32_t block, const at::Tensor& values, bool& copies) {
+  if (server.copied.contains(block)) {  // of a step that was given up
+    end_ahead(false);
+    return false;
+  }
+  const auto last = server.last_copied.find(block);
+  if (last == server.last_copied.end() || last->second.num_bytes != values.nbytes()) return true;
+  Copied now = last->second;
+  now.from = static_cast<const char*>(values.const_data_ptr());
+  std::memcpy(now.to, now.from, now.num_bytes);
+  server.copied.emplace(block, now);
+  return copies = true;
+}
+
+// False: nothing may be sent. `copies`: something was copied to where a server has its memory.
 bool Session::add_ahead(const std::vector<std::string>& blocks, at::IntArrayRef at,
-                        const std::vector<at::Tensor>& values, Sent& out) {
+                        const std::vector<at::Tensor>& values, Sent& out, bool& copies) {
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const auto to = static_cast<std::size_t>(at[i]);
     Server& server = *servers_.at(to);
-    if (server.local || server.lines[0].channel->shares()) continue;  // its bytes cost less than one more message
     const auto number = server.numbers.find(blocks[i]);
     if (number == server.numbers.end() || !travels(values[i])) return false;
+    if (server.local || server.lines[0].channel->shares()) {  // its bytes cost less than one more message
+      if (!copy_ahead(server, number->second, values[i], copies)) return false;
+      continue;
+    }
     if (server.ahead.contains(number->second)) {  // of a step that was given up
       end_ahead(false);
       return false;
@@ -58,8 +78,10 @@ std::int64_t Session::send_ahead(const std::vector<std::string>& blocks, at::Int
                                  const std::vector<at::Tensor>& values) {
   const std::lock_guard one_at_a_time(stepping_);
   Sent out(servers_.size());
-  if (!is_armed() || is_left_ || meeting_->is_open() || !add_ahead(blocks, at, values, out)) return 0;
+  bool copies = false;
+  if (!is_armed() || is_left_ || meeting_->is_open() || !add_ahead(blocks, at, values, out, copies)) return 0;
   std::int64_t sent = 0;
+  if (copies) ahead_.push_back(sent = next_number());
   for (std::size_t to = 0; to < out.size(); ++to) {
     if (!out[to]) continue;
     send_ahead_to(to, *std::move(out[to]));
@@ -120,6 +142,7 @@ bool Session::has_left(const Sent& out) {
 void Session::end_ahead(bool well) {
   for (std::size_t at = 0; at < servers_.size(); ++at) {
     Server& server = *servers_[at];
+    server.copied.clear();
     if (server.num_ahead == 0) continue;
     if (!well) {
       disarm(at);
