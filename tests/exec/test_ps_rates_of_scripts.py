@@ -63,7 +63,7 @@ def test_servers_follow_the_rates_that_a_script_computes(rate: str, mode: PsMode
             assert torch.equal(servers.value(parameter), local.value(parameter))
 
 
-def test_a_trainer_has_no_operator_of_a_rate_that_it_does_not_read() -> None:
+def test_a_trainer_has_no_operator_of_a_rate_it_does_not_read() -> None:
     recorded = tower(lambda: fluid.optimizer.SGD(assigned()))
     transpiled(recorded)
     assert not any(op.role & Role.LR_SCHED for op in recorded.main.operators)
