@@ -33,7 +33,8 @@ _WARM = (
     "penstock.program.layers", "penstock.program.optimizers", "penstock.exec.executor", "penstock.transpile.transpiler",
     "penstock.serving.storage", "penstock.ps.server", "penstock.ps.client", "penstock.ps.communicators.geo",
     "penstock.exec.parallel", "penstock.dataset", "penstock.io",
-    "sympy",  # which torch imports for the shapes of some operators
+    "penstock.operators", "penstock.program.framework", "penstock.serving.server",
+    "sympy", "torch.fx.experimental.symbolic_shapes",  # which torch imports for the shapes of some operators
 )  # fmt: skip
 _SUBREAPER, _DIE_WITH_PARENT = 36, 1  # of prctl
 
