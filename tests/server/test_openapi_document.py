@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.server.harness import Server
-from tests.server.openapi_attack import Outcome, attack
 
 from penstock_server.app import create_app
 from penstock_server.settings import Settings
+
+if TYPE_CHECKING:
+    from tests.server.openapi_attack import Outcome
 
 WHO = pytest.mark.parametrize("authenticated", [True, False], ids=["authenticated", "anonymous"])
 
@@ -21,6 +24,12 @@ def check(outcome: Outcome, described: int) -> None:
     assert len(outcome.operations) == described, sorted(outcome.operations)
 
 
+def attack(folder: Path, *, authenticated: bool, examples: int) -> Outcome:
+    from tests.server import openapi_attack  # loads schemathesis, a second that each worker would pay to collect this
+
+    return openapi_attack.attack(folder / "state", authenticated=authenticated, examples=examples)
+
+
 def num_operations(folder: Path) -> int:
     document = create_app(Settings(state_dir=folder)).openapi()
     return sum(len(item) for item in document["paths"].values())
@@ -29,7 +38,7 @@ def num_operations(folder: Path) -> int:
 @pytest.mark.slow
 @WHO
 def test_flaw_14_document_and_server_agree(tmp_path: Path, authenticated: bool) -> None:
-    outcome = attack(tmp_path / "state", authenticated=authenticated, examples=2)
+    outcome = attack(tmp_path, authenticated=authenticated, examples=2)
     check(outcome, num_operations(tmp_path))
     assert set(outcome.cases) >= {"coverage", "fuzzing", "stateful"}
     assert {200, 201, 202, 204, 404, 405, 422} <= set(outcome.statuses) if authenticated else True
@@ -38,7 +47,7 @@ def test_flaw_14_document_and_server_agree(tmp_path: Path, authenticated: bool) 
 @pytest.mark.soak
 @WHO
 def test_flaw_14_document_and_server_agree_for_long(tmp_path: Path, authenticated: bool) -> None:
-    check(attack(tmp_path / "state", authenticated=authenticated, examples=300), num_operations(tmp_path))
+    check(attack(tmp_path, authenticated=authenticated, examples=300), num_operations(tmp_path))
 
 
 def test_each_problem_is_described_by_its_own_status(tmp_path: Path) -> None:
