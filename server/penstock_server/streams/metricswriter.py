@@ -13,7 +13,6 @@ from typing import Any
 
 import structlog
 from sqlalchemy import Table, Update, bindparam, case, select, tuple_, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock.protocol.stream import Points
 from penstock_server.bulk import Bulk, Insert
@@ -43,10 +42,10 @@ class MetricsWriter:
 
     def __init__(self, database: Database, hub: Hub, live: Live, instruments: Instruments) -> None:
         self._db, self._hub, self._live, self._instruments = database, hub, live, instruments
-        insert, dialect = sqlite.insert if database.is_sqlite else postgresql.insert, database.engine.dialect
-        self._points_in = Bulk(insert(MetricRow).on_conflict_do_nothing(), _POINT, dialect)
-        self._firsts_in = Bulk(_first_step(insert(SeriesRow)), (*_KEY, "first_step"), dialect)
-        self._tiers_in = Bulk(_widen(insert(TierRow)), _TIER, dialect)
+        dialect = database.engine.dialect
+        self._points_in = Bulk(MetricRow, _once, _POINT, dialect)
+        self._firsts_in = Bulk(SeriesRow, _first_step, (*_KEY, "first_step"), dialect)
+        self._tiers_in = Bulk(TierRow, _widen, _TIER, dialect)
         self._points: dict[str, dict[SeriesKey, Points]] = {}
         self._lost: dict[str, dict[str, int]] = {}
         self._summary = Summary()
@@ -246,6 +245,10 @@ _TIER = (
 def _tier_row(tier: Tier) -> tuple[Any, ...]:
     low, high = tier.extremes.low, tier.extremes.high
     return (*tier.key, tier.level, tier.bucket, *low, -high.negated, high.time_ns, high.step)
+
+
+def _once(insert: Insert) -> Insert:
+    return insert.on_conflict_do_nothing()
 
 
 def _first_step(insert: Insert) -> Insert:
