@@ -153,7 +153,7 @@ class Stacks:
         except TimeoutError:
             return Conflict(
                 "agent_silent", f"the agent did not answer within {ANSWER_S:.0f} s",
-                hint="its machine is busy, or out of reach: 'penstock nodes' shows when it was last heard of",
+                hint="its machine is busy, or out of reach: 'penstock nodes' shows when it sent its last heartbeat",
             )  # fmt: skip
         finally:
             del self._asked[request_id], self._taking[replica.id]

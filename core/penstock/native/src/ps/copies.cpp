@@ -32,7 +32,7 @@ void copy(const Copy& one) {
   }
 }
 
-// Whoever is there takes the next copy; the caller waits for those that another thread has taken.
+// A thread that is there takes the next copy; the caller waits for those that another thread has taken.
 struct Work {
   explicit Work(std::vector<Copy> given) : copies(std::move(given)) {}
 
