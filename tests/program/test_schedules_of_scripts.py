@@ -81,7 +81,7 @@ def test_a_rate_that_is_computed_of_schedules_follows_them() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("optimizer", [fluid.optimizer.SGD, fluid.optimizer.Adam])
 def test_a_rate_of_16_bits_is_refused_when_it_is_recorded(optimizer: Any, dtype: str) -> None:
-    rates = {
+    rates: dict[str, Any] = {
         "computed": lambda: L.cast(L.noam_decay(4, 10), dtype),
         "persistable": lambda: L.create_global_var([1], 0.1, dtype, persistable=True, name="rate"),
     }

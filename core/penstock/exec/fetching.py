@@ -61,7 +61,7 @@ def fetch_names(program: Program, fetch_list: Sequence[Any] | None) -> list[str]
         if not isinstance(name, str):
             raise FetchError(f"fetch_list holds {words(item)}; expected a variable or its name{advice(item)}")
         if name not in program.variables:
-            name = _gradient_named(program, name) or name
+            name = _named_by_fluid(program, name) or name
         if name not in program.variables:
             raise FetchError(
                 f"fetch {name!r}: {unknown_variable(name, program.variables)} "
@@ -72,6 +72,6 @@ def fetch_names(program: Program, fetch_list: Sequence[Any] | None) -> list[str]
     return names
 
 
-def _gradient_named(program: Program, name: str) -> str:
-    """The variable that holds the gradient `x@GRAD` of an intermediate result, in a program that was recorded here."""
-    return "" if program.recording is None else str(program.recording.gradient_named(name))
+def _named_by_fluid(program: Program, name: str) -> str:
+    """The variable that Fluid has another name for, in a program that was recorded here."""
+    return "" if program.recording is None else str(program.recording.named_by_fluid(name))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Initializer, Normal, Xavier
 from penstock.program.layers.activations import activate
+from penstock.program.layers.results import activated
 from penstock.program.layers.windows import Size, each, number, padded
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.source import user_line
@@ -43,7 +44,7 @@ def conv2d(
     made = _convolve(
         prefix, 2, input, num_filters, (filter_size, stride, padding, dilation), groups, param_attr, bias_attr
     )
-    return activate(made, act)
+    return activated(made, act, prefix, int(ParamAttr.of(bias_attr) is not None))
 
 
 def conv3d(

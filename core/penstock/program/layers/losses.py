@@ -20,6 +20,7 @@ from penstock.program.layers.expected import (
     expect_labels,
     expect_same_shape,
 )
+from penstock.program.layers.results import result
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.declared import written
 from penstock.program.record.opening import recording_of
@@ -46,7 +47,7 @@ def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index
         if soft_label:
             return -(label * _finite_log(input)).sum(-1, keepdim=True)
         loss = -_finite_log(torch.gather(input, -1, _indices(label, ignore_index)))
-        return _counted(loss, label, ignore_index)
+        return result(_counted(loss, label, ignore_index), default_main_program().unique("cross_entropy2"), 0)
 
 
 def _finite_log(p: Any) -> Any:
@@ -81,21 +82,24 @@ def softmax_with_cross_entropy(
     loss has 1 there. It is computed from the logits whatever `numeric_stable_mode` says.
     """
     expect_labels("softmax_with_cross_entropy", logits, label, soft=soft_label, axis=axis)
-    with name_scope(default_main_program().unique("softmax_with_cross_entropy")):
+    prefix = default_main_program().unique("softmax_with_cross_entropy")
+    with name_scope(prefix):
         logs = F.log_softmax(logits, axis)
         if soft_label:
             loss = -(label * logs).sum(axis, keepdim=True)
         else:
             loss = _counted(-torch.gather(logs, axis, _indices(label, ignore_index)), label, ignore_index)
-        return (loss, logs.exp()) if return_softmax else loss
+        loss = result(loss, prefix, 1)
+        return (loss, result(logs.exp(), prefix, 0)) if return_softmax else loss
 
 
 def square_error_cost(input: Any, label: Any) -> Any:
     """Return (input - label)^2, elementwise. The label may have 1 where the input is wider."""
     expect_broadcast("square_error_cost", input, label)
-    with name_scope(default_main_program().unique("square_error_cost")):
-        difference = input - label
-        return difference * difference
+    prefix = default_main_program().unique("square_error_cost")
+    with name_scope(prefix):
+        difference = result(input - label, prefix, 0)
+        return result(difference * difference, prefix, 1)
 
 
 def log_loss(input: Any, label: Any, epsilon: float = 1e-4, name: str | None = None) -> Any:

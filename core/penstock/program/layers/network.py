@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Xavier
-from penstock.program.layers.activations import activate
 from penstock.program.layers.expected import expect_features, expect_ids, refuse
+from penstock.program.layers.results import activated
 from penstock.program.record.blocks import Stepped
 from penstock.program.record.composite import sparse_lookup
 from penstock.program.record.context import default_main_program, default_startup_program, name_scope
@@ -59,7 +59,8 @@ def fc(
             last = i == len(inputs) - 1
             b = _bias(bias, size, _dtype(x), prefix) if last and bias is not None else None
             total = _affine(flat, w, b, total)
-        return activate(total, act)
+        products = len(inputs) if len(inputs) > 1 else 0  # of several, each is a temporary of Fluid's before their sum
+        return activated(total, act, prefix, products + (bias is not None))
 
 
 def _weight_attrs(given: Any, count: int) -> list[ParamAttr]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Normal
 from penstock.program.layers.activations import activate
+from penstock.program.layers.results import activated
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.source import user_line
 from penstock.program.training.parameters import ParamAttr, create_parameter, create_persistable
@@ -52,7 +53,7 @@ def batch_norm(
         training = not (is_test or use_global_stats)
         statistics: tuple[Any, Any] = (mean, variance)
         out = torch.batch_norm(input, scale, shift, *statistics, training, 1.0 - momentum, epsilon, False)
-        return activate(out, act)
+        return activated(out, act, prefix, 2)  # after the mean and variance of the batch
 
 
 def _running(given: str | None, name: str, size: list[int], dtype: str, first: float) -> Any:
@@ -168,7 +169,7 @@ def layer_norm(
         bias = _parameter(flat, dtype, bias_attr, 0.0, prefix, "b_0") if shift else None
         if len(sizes) > 1:
             gain, bias = (None if p is None else p.reshape(sizes) for p in (gain, bias))
-        return activate(F.layer_norm(input, sizes, gain, bias, epsilon), act)
+        return activated(F.layer_norm(input, sizes, gain, bias, epsilon), act, prefix, 2)
 
 
 def _parameter(shape: list[int], dtype: str, attr: Any, start: float, prefix: str, suffix: str) -> Any:

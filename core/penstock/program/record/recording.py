@@ -77,6 +77,7 @@ class Recording:
         self.lookups: list[SparseLookup] = []
         self.attributes: dict[str, Any] = {}  # parameter -> its ParamAttr, for optimizers
         self.gradients: dict[str, torch.Tensor] = {}  # `x@GRAD` of intermediate results, by which Fluid fetches them
+        self.results: dict[str, torch.Tensor] = {}  # `fc_0.tmp_1`, by which Fluid fetches what layers return
         self.error_clips: dict[str, Any] = {}  # variable -> what clips its gradient in the backward pass
         self.changed_gradients: dict[str, Any] = {}  # what a script has clipped -> the gradient; see training/
         self.origins: dict[int, tuple[str, str]] = {}  # autograd sequence number -> (module, source)
@@ -107,7 +108,7 @@ class Recording:
         copy.lookups = [look for look in self.lookups if look.table in kept]
         copy.attributes = {n: shallow(a) for n, a in self.attributes.items() if n in kept}
         copy.error_clips = {n: c for n, c in self.error_clips.items() if n in kept}
-        copy.gradients = dict(self.gradients)
+        copy.gradients, copy.results = dict(self.gradients), dict(self.results)
         copy.changed_gradients = {n: g for n, g in self.changed_gradients.items() if n in kept}
         copy._names = {k: entry for k, entry in self._names.items() if entry[1] in kept}
         copy._storages = {k: entry for k, entry in self._storages.items() if entry[1] in kept}
@@ -122,9 +123,9 @@ class Recording:
         own: list[dict[Any, Any]] = [self.handles, self.attributes, self.origins]
         return [*own, self._names, self._storages, self._captured], self.lookups
 
-    def gradient_named(self, name: str) -> str:
-        """Return the variable that is the gradient `x@GRAD` of an intermediate result; empty if none is."""
-        found = self.gradients.get(name)
+    def named_by_fluid(self, name: str) -> str:
+        """Return the variable of a gradient `x@GRAD` of an intermediate result, or of a layer's `fc_0.tmp_1`; or ''."""
+        found = self.gradients.get(name, self.results.get(name))
         return self.name_of(found) if found is not None and self.is_named(found) else ""
 
     def differentiated(self) -> list[tuple[str, torch.Tensor]]:

@@ -1,0 +1,74 @@
+"""Results of layers are fetched by the names that Fluid 1.8 gives them: a layer's temporaries, in its order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as fluid
+from penstock.errors import FetchError
+
+L: Any = fluid.layers
+FEED = {
+    "x": np.random.default_rng(0).normal(size=(2, 4)).astype("float32"),
+    "y": np.ones((2, 3), "float32"),
+    "label": np.array([[0], [2]]),
+    "image": np.random.default_rng(1).normal(size=(2, 1, 4, 4)).astype("float32"),
+}
+
+
+def network() -> dict[str, Any]:
+    """Two of most layers; return what each is named by LayerHelper's rules: a temporary for each step of the layer."""
+    x, y = fluid.data("x", [None, 4]), fluid.data("y", [None, 3])
+    label, image = fluid.data("label", [None, 1], "int64"), fluid.data("image", [None, 1, 4, 4])
+    hidden = L.fc(x, 4, act="tanh")
+    plain = L.fc([hidden, x], 3, bias_attr=False)
+    scores = L.softmax(L.fc(hidden, 3))
+    loss, soft = L.softmax_with_cross_entropy(plain, label, return_softmax=True)
+    entropy = L.cross_entropy(scores, label)
+    return {
+        "fc_0.tmp_2": hidden,
+        "fc_1.tmp_2": plain,
+        "softmax_0.tmp_0": scores,
+        "softmax_with_cross_entropy_0.tmp_0": soft,
+        "softmax_with_cross_entropy_0.tmp_1": loss,
+        "cross_entropy2_0.tmp_0": entropy,
+        "cross_entropy2_1.tmp_0": L.cross_entropy(soft, label),
+        "square_error_cost_0.tmp_1": L.square_error_cost(scores, y),
+        "accuracy_0.tmp_0": L.accuracy(scores, label),
+        "cos_sim_0.tmp_0": L.cos_sim(scores, y),
+        "mean_0.tmp_0": L.mean(entropy),
+        "conv2d_0.tmp_2": L.conv2d(image, 2, 3, act="relu"),
+        "conv2d_1.tmp_0": L.conv2d(image, 2, 3, bias_attr=False),
+        "batch_norm_0.tmp_3": L.batch_norm(image, act="relu"),
+        "batch_norm_1.tmp_2": L.batch_norm(image),
+        "layer_norm_0.tmp_2": L.layer_norm(x),
+    }
+
+
+@pytest.mark.parametrize("test_program", [False, True])
+def test_layers_results_are_fetched_by_the_names_of_fluid(test_program: bool) -> None:
+    exe, scope = fluid.Executor(), fluid.Scope()
+    for _ in range(2):  # the second is numbered anew
+        main, startup = fluid.Program(), fluid.Program()
+        with fluid.unique_name.guard(), fluid.program_guard(main, startup):
+            wanted = network()
+        exe.run(startup, scope=scope)
+        program = main.clone(for_test=True) if test_program else main
+        found = exe.run(program, FEED, [*wanted, *(v.name for v in wanted.values())], scope=scope)
+        for name, one, other in zip(wanted, found, found[len(wanted) :], strict=False):
+            assert np.array_equal(one, other), name
+
+
+def test_a_step_within_a_layer_has_its_name_and_another_has_none() -> None:
+    main, startup, scope, exe = fluid.Program(), fluid.Program(), fluid.Scope(), fluid.Executor()
+    with fluid.program_guard(main, startup):
+        out = L.fc(fluid.data("x", [None, 4]), 4, act="relu")
+    exe.run(startup, scope=scope)
+    before, after = exe.run(main, {"x": FEED["x"]}, ["fc_0.tmp_1", out], scope=scope)
+    assert before.min() < 0
+    assert np.array_equal(np.maximum(before, 0), after)
+    with pytest.raises(FetchError, match=r"'fc_0\.tmp_3' is not in the program"):
+        exe.run(main, {"x": FEED["x"]}, ["fc_0.tmp_3"], scope=scope)
