@@ -23,9 +23,10 @@ CONSTANTS, TYPES, API = (
     ROOT / "web/src/api.d.ts",
 )
 CLIENT = (
-    "Advice", "AdvisedSetting", "AuditEntry", "GraphUse", "Job", "LogChunk", "Node", "NodeFinding", "NodeJoin",
-    "NodeJoined", "OneTimeToken", "Pilot", "PilotReport", "Plan", "PlannedNode", "Progress", "Project", "PythonFrame",
-    "PythonProcess", "PythonStacks", "PythonThread", "Replica", "Series", "Snapshot", "Token", "TokenMade",
+    "Advice", "AdvisedSetting", "AuditEntry", "FullRecording", "GraphUse", "Job", "LogChunk", "Node", "NodeFinding",
+    "NodeJoin", "NodeJoined", "OneTimeToken", "Pilot", "PilotReport", "Plan", "PlannedNode", "Progress", "Project",
+    "PythonFrame", "PythonProcess", "PythonStacks", "PythonThread", "RecordedProcess", "Replica", "Series", "Snapshot",
+    "Token", "TokenMade",
 )  # fmt: skip
 PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
 
@@ -46,6 +47,7 @@ def constants() -> str:
         f"export const HEADER_BYTES = {frames.HEADER_BYTES};",
         f"export const MAX_FRAME_BYTES = {frames.MAX_FRAME_BYTES};",
         f"export const FLAG_WHOLE_STEP = {frames.FLAG_WHOLE_STEP};",
+        f"export const FLAG_IN_FULL = {frames.FLAG_IN_FULL};",
         "",
         *["export const Kind = {", *kinds, "} as const;", "export type Kind = (typeof Kind)[keyof typeof Kind];", ""],
         *["export const Column = {", *columns, "} as const;"],

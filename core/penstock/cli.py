@@ -23,6 +23,7 @@ from penstock.command import (
     nodes,
     projects,
     pythonstack,
+    recording,
     serve,
 )
 from penstock.command.exits import exit_of
@@ -68,6 +69,7 @@ app.command("wait")(jobs.wait_for)
 app.command("exchange")(jobs.exchange)
 app.command("why")(jobs.why)
 app.command("stack")(pythonstack.stack)
+app.command("record")(recording.record)
 app.command("advise")(advise.advise)
 app.command("export")(export.export)
 app.command("nodes")(nodes.nodes)

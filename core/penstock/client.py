@@ -24,6 +24,7 @@ from penstock.protocol.exchange import Cell, cell_of
 from penstock.protocol.rest import (
     Advice,
     AuditEntry,
+    FullRecording,
     GraphUse,
     Job,
     Node,
@@ -244,6 +245,11 @@ class Client:
         """Have the stacks of a running replica's Python processes taken, behind the first `skip`. Raises Conflict."""
         params = {"replica_id": replica_id} | ({"skip": str(skip)} if skip else {})
         return cast(PythonStacks, self._json("POST", f"/jobs/{_segment(job_id)}:stack", params=params))
+
+    def record(self, job_id: str, seconds: int) -> FullRecording:
+        """Have every step of a running job sent whole for some seconds. Raises Conflict if none of it can be."""
+        params = {"seconds": str(seconds)}
+        return cast(FullRecording, self._json("POST", f"/jobs/{_segment(job_id)}:record", params=params))
 
     def advice(self, job_id: str) -> Advice:
         """Return settings ranked by predicted step time. Raises Conflict if no step has been recorded."""

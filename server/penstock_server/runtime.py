@@ -29,6 +29,7 @@ from penstock_server.services.nodes import Nodes
 from penstock_server.services.pilots import PilotBoard
 from penstock_server.services.plans import Plans
 from penstock_server.services.projects import Projects
+from penstock_server.services.recordings import Recordings
 from penstock_server.services.reports import Reports
 from penstock_server.services.retention import Retention, Sweeper
 from penstock_server.services.scheduling import Scheduling
@@ -99,6 +100,7 @@ class Runtime:
     audit: Audit
     hangs: Hangs
     stacks: Stacks
+    recordings: Recordings
     loops: list[Loop]
 
     async def log_offsets(self, node_id: str) -> dict[str, int]:
@@ -180,7 +182,7 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
         _sweeper(settings, clock, database, recorder),
         agents, hub, ingest, logs, recorder, exchanges, diagnoses, advices, metrics, leases, publisher, scheduling,
         Plans(database, scheduling, agents), Projects(database), Audit(database), hangs,
-        Stacks(database, clock, jobs, agents), [],
+        Stacks(database, clock, jobs, agents), Recordings(database, clock, jobs, agents), [],
     )  # fmt: skip
     _wire(runtime, live)
     return runtime

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import urllib.request
@@ -21,6 +22,7 @@ from tests.e2e.conftest import ROOT, Open, RunningServer, stop
 from tests.support.waiting import until
 
 from penstock.command.snapshot import pack
+from penstock.protocol.frames import FLAG_IN_FULL, FLAG_WHOLE_STEP, Kind, decode
 
 EXAMPLE = ROOT / "examples" / "ctr_flights"
 PICTURE = ROOT / "tests" / "artifacts" / "job-live.png"
@@ -123,6 +125,53 @@ def test_running_jobs_log_and_sync_table_are_shown(open_page: Open, job: str) ->
     )
     page = open_page(f"/jobs/{job}?tab=sync").page
     expect(page.get_by_test_id("sync-row").filter(has_text="carrier.embedding").first).to_be_visible(timeout=60_000)
+
+
+def recorded(server: RunningServer, job: str) -> dict[int, bool]:
+    """The whole steps of the graph that ran most, in the recording, and whether each was recorded in full."""
+    [stream] = {one["stream"] for one in server.call("GET", f"/jobs/{job}")["replicas"]}
+    kinds = f"{Kind.OP_EVENTS.value},{Kind.GRAPH_USED.value}"
+    found: dict[str, dict[int, bool]] = {}  # steps of a pass over test data have numbers of their own
+    after = graph = ""
+    while True:
+        address = f"{server.url}/api/v1/jobs/{job}/frames?stream={stream}&kinds={kinds}{after}"
+        request = urllib.request.Request(address, headers={"Authorization": f"Bearer {server.token}"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            content = answer.read()
+        if not content:
+            return max(found.values(), key=len)
+        at = 0
+        while at < len(content):
+            size = int.from_bytes(content[at : at + 4], "little")
+            frame = decode(content[at + 4 : at + 4 + size])
+            at += 4 + size
+            after = f"&after_seq={frame.seq}"
+            if frame.kind is Kind.GRAPH_USED and frame.body is not None:
+                graph = frame.body["hash"]
+            elif frame.flags & FLAG_WHOLE_STEP:
+                found.setdefault(graph, {})[frame.step] = bool(frame.flags & FLAG_IN_FULL)
+
+
+@pytest.mark.timeout(300)
+def test_every_step_is_recorded_for_a_while_on_request(open_page: Open, server: RunningServer, job: str) -> None:
+    page = open_page(f"/jobs/{job}?tab=timeline").page
+    page.wait_for_function("() => window.__penstock.paintedSlices() > 100", timeout=FIRST_STEPS_S * 1000)
+    page.get_by_test_id("record").click()
+    expect(page.get_by_test_id("recorded")).to_contain_text("every step for 5 s")
+    expect(page.get_by_test_id("timeline-summary")).to_contain_text("recorded in full", timeout=60_000)
+    expect(page.get_by_test_id("strip-full")).to_have_attribute("d", re.compile("^M"))
+    page.screenshot(path=str(PICTURE.with_name("recording-in-full.png")))
+    expect(page.get_by_test_id("recorded")).to_contain_text("steps recorded in full", timeout=60_000)
+
+    def sampled_again() -> bool:
+        steps = recorded(server, job)
+        newest = max((step for step, is_full in steps.items() if is_full), default=None)
+        return newest is not None and max(steps) > newest
+
+    until(sampled_again, "a sampled step after those in full", 60)
+    full = sorted(step for step, is_full in recorded(server, job).items() if is_full)
+    assert len(full) > 10
+    assert len(full) > 0.9 * (full[-1] - full[0] + 1)  # a busy machine drops some, and counts them
 
 
 @pytest.mark.timeout(300)

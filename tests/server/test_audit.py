@@ -26,7 +26,10 @@ CHANGES_NOTHING = {
     "planJob": "nothing is reserved or stored",
     "reportPilots": "repeated by `penstock cluster` every few seconds; kept in memory until the next report",
 }
-SEEN_ELSEWHERE = {"takeJobStacks": "an agent has to answer: test_python_stacks.py looks at its rows"}
+SEEN_ELSEWHERE = {
+    "takeJobStacks": "an agent has to answer: test_python_stacks.py looks at its rows",
+    "recordJob": "a process has to run: test_full_recordings.py looks at its rows",
+}
 Call = Callable[[], Awaitable[httpx.Response]]
 
 

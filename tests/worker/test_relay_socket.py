@@ -6,12 +6,14 @@ import asyncio
 import socket
 import stat
 import struct
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from penstock.protocol import recording
 from penstock.protocol.agent import Desired
 from penstock.protocol.frames import Frame, Kind, encode
 from penstock_worker.buffer import FrameBuffer
@@ -45,6 +47,19 @@ def test_a_socket_moves_elsewhere_if_its_folders_path_is_long(tmp_path: Path) ->
     assert len(str(socket_path(long))) <= MAX_SOCKET_PATH
     assert socket_path(long) == socket_path(long), "a restarted agent has to find it"
     assert socket_path(long) != socket_path(long / "other")
+
+
+@pytest.mark.asyncio
+async def test_a_request_to_record_in_full_lies_beside_the_socket_and_goes_with_it(listening: Listening) -> None:
+    path = recording.request_path(listening.relay.path)
+    assert not recording.is_asked(path, time.monotonic())
+    before = time.monotonic()
+    listening.relay.record_in_full(30)
+    assert recording.is_asked(path, before + 29.9)
+    assert not recording.is_asked(path, time.monotonic() + 30)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    await listening.relay.close()
+    assert list(path.parent.glob("*record*")) == []
 
 
 @pytest.mark.asyncio

@@ -3,6 +3,7 @@ import type {
   Advice,
   Diagnosis,
   EventRow,
+  FullRecording,
   GraphUse,
   Job,
   LogChunk,
@@ -92,6 +93,8 @@ export const api = {
   pilots: () => get<{ readonly items: readonly PilotRow[] }>("/pilots"),
   events: (jobId: string) => get<Page<EventRow>>(`/jobs/${enc(jobId)}/events?page_size=200`),
   why: (jobId: string) => get<Diagnosis>(`/jobs/${enc(jobId)}/why`),
+  record: (jobId: string, seconds: number) =>
+    answer<FullRecording>("POST", `/jobs/${enc(jobId)}:record?seconds=${seconds}`),
   stacks: (jobId: string, replicaId: string, skip: number) =>
     answer<PythonStacks>("POST", `/jobs/${enc(jobId)}:stack?replica_id=${enc(replicaId)}&skip=${skip}`),
   advice: (jobId: string) => get<Advice>(`/jobs/${enc(jobId)}/advice`),

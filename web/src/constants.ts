@@ -4,6 +4,7 @@ export const VERSION = 1;
 export const HEADER_BYTES = 48;
 export const MAX_FRAME_BYTES = 4194304;
 export const FLAG_WHOLE_STEP = 1;
+export const FLAG_IN_FULL = 2;
 
 export const Kind = {
   HELLO: 1,

@@ -14,6 +14,7 @@ export type EventRow = Schemas["Event"];
 export type Advice = Schemas["Advice"];
 export type AdvisedSetting = Schemas["AdvisedSetting"];
 export type PythonProcess = Schemas["PythonProcess"];
+export type FullRecording = Schemas["FullRecording"];
 export type PythonStacks = Schemas["PythonStacks"];
 export type PythonThread = Schemas["PythonThread"];
 export type Diagnosis = Schemas["Diagnosis"];

@@ -52,13 +52,20 @@ function trace(step: number, more: Partial<StepTrace> = {}): StepTrace {
     op: Uint16Array.of(0, 1),
     thread: Uint16Array.of(0, 0),
   };
-  return { stream: 1, epoch: 1, hash: "h", step, t0Ns: BigInt(step * 1000), ...events, ...more };
+  const head = { stream: 1, epoch: 1, hash: "h", step, t0Ns: BigInt(step * 1000), inFull: false };
+  return { ...head, ...events, ...more };
 }
 
 const none = () => Promise.resolve(new ArrayBuffer(0));
 const document = graph(2);
 
 describe("sampled steps", () => {
+  test("that were recorded in full are counted", () => {
+    const history = new StepHistory(none);
+    for (const step of [1, 2, 3]) history.add(trace(step, { inFull: step > 1 }));
+    expect(history.inFull()).toBe(2);
+  });
+
   test("are bars in the order of time, trainers of one step together, none of them twice", () => {
     const history = new StepHistory(none);
     for (const one of [trace(20), trace(10), trace(10, { stream: 2, t0Ns: 10_200n }), trace(20)]) history.add(one);

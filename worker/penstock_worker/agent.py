@@ -37,6 +37,7 @@ from penstock.protocol.agent import (
     LeaseRenewed,
     LogAck,
     PilotTerms,
+    RecordOrder,
     Refused,
     StackAnswer,
     StackOrder,
@@ -413,13 +414,20 @@ class Agent:
                     self._renew(sent_at + ttl_s)
             case LogAck(replica_id=replica_id, log_offset=offset, full=full):
                 outgoing.log_acked(replica_id, offset, full=full)
-            case StackOrder():
-                task = self._tasks.create_task(self._take_stacks(message, outgoing))
-                self._asked.add(task)
-                task.add_done_callback(self._asked.discard)
+            case StackOrder() | RecordOrder():
+                self._on_request(message, outgoing)
             case Welcome():
                 raise PeerError("the server sent a second welcome")
         self._on_change()
+
+    def _on_request(self, order: StackOrder | RecordOrder, outgoing: Outgoing) -> None:
+        """Do what a person has asked of a replica."""
+        if isinstance(order, StackOrder):
+            task = self._tasks.create_task(self._take_stacks(order, outgoing))
+            self._asked.add(task)
+            task.add_done_callback(self._asked.discard)
+        elif (replica := self._replicas.get(order.replica_id)) is not None:
+            replica.relay.record_in_full(order.seconds)
 
     async def _take_stacks(self, order: StackOrder, outgoing: Outgoing) -> None:
         replica = self._replicas.get(order.replica_id)

@@ -106,6 +106,7 @@ def hello(
             instance=instance,
             pilot=pilot,
             takes_stacks=True,
+            records=True,
         )
     except ValidationError as error:
         raise UserError(

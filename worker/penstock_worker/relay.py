@@ -15,10 +15,13 @@ import os
 import socket
 import struct
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from penstock.errors import PeerError
+from penstock.process.private import write_private
+from penstock.protocol import recording
 from penstock.protocol.frames import MAX_FRAME_BYTES, SPOOLED, decode_header
 from penstock_worker.buffer import AGAIN, FrameBuffer
 from penstock_worker.spool import Spool
@@ -109,6 +112,14 @@ class Relay:
                         await asyncio.wait(self._reading, timeout=FULL_WAIT_S)
         finally:
             self.path.unlink(missing_ok=True)
+            recording.request_path(self.path).unlink(missing_ok=True)
+
+    def record_in_full(self, seconds: int) -> None:
+        """Have the processes that send here send every step whole for some seconds."""
+        try:
+            write_private(recording.request_path(self.path), recording.encode(time.monotonic() + seconds))
+        except OSError as error:
+            _log.warning("recording in full was not asked for on %s: %s", self.path, error)
 
     def abandon(self) -> None:
         """Close the connections that `close` has not seen the ends of."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
 from penstock.identity import Role
-from penstock.protocol import jobspec
+from penstock.protocol import jobspec, recording
 from penstock.protocol.contract import CollectiveJob, PserverJob
 from penstock.protocol.jobspec import Text, storable
 from penstock.protocol.states import ReplicaState
@@ -69,6 +69,7 @@ class Hello(Message):
     pilot: PilotTerms | None = None
     instance: _Label = Field("", description="of this run of the agent: two of one node are a copy of its identity")
     takes_stacks: bool = Field(default=False, description="it answers a `stack`; an older agent would hang up")
+    records: bool = Field(default=False, description="it takes a `record`; an older agent would hang up")
 
 
 class Heartbeat(Message):
@@ -259,5 +260,13 @@ class StackOrder(Message):
     skip: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
 
 
-FromServer = Welcome | LeaseRenewed | DesiredSet | LogAck | StackOrder
+class RecordOrder(Message):
+    """Asks to have a replica's processes send every step whole for some seconds. Only if the agent `records`."""
+
+    type: Literal["record"] = "record"
+    replica_id: Short
+    seconds: Annotated[int, Field(ge=1, le=recording.MAX_S)]
+
+
+FromServer = Welcome | LeaseRenewed | DesiredSet | LogAck | StackOrder | RecordOrder
 FROM_SERVER: TypeAdapter[FromServer] = TypeAdapter(Annotated[FromServer, Field(discriminator="type")])

@@ -48,6 +48,7 @@ HEADER_BYTES = HEADER.size
 MAX_FRAME_BYTES = 4 << 20
 SPOOLED = struct.Struct("<Q")  # from an agent to a process: the seq of the newest frame that it has on disk
 FLAG_WHOLE_STEP = 1
+FLAG_IN_FULL = 2  # of a whole step that was sent as every step was for a while, not as a sample
 FLAG_DEFLATED = 4
 DEFLATE_FROM_BYTES = 1 << 20
 MAX_DOCUMENT_BYTES = 64 << 20

@@ -48,6 +48,13 @@ class AuditEntry(TypedDict):
     token_name: str
 
 
+class FullRecording(TypedDict):
+    asked_at: str
+    job_id: str
+    processes: list[RecordedProcess]
+    seconds: int
+
+
 class GraphUse(TypedDict):
     first_seen_at: str
     hash: str
@@ -210,6 +217,13 @@ class PythonThread(TypedDict):
     name: str
     os_thread_id: int | None
     owns_gil: bool
+
+
+class RecordedProcess(TypedDict):
+    error: str
+    index: int
+    replica_id: str
+    role: str
 
 
 class Replica(TypedDict):

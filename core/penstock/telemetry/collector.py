@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from penstock.protocol.frames import COLUMNS, FLAG_WHOLE_STEP, HEADER_BYTES, Array, Column, Kind
+from penstock.protocol.frames import COLUMNS, FLAG_IN_FULL, FLAG_WHOLE_STEP, HEADER_BYTES, Array, Column, Kind
 from penstock.protocol.graphdoc import GraphDocument, GraphHash
 from penstock.telemetry.events import Events, Index, Ints, Mask, concatenate, op_sums
 from penstock.telemetry.metrics import ROW, Rows
@@ -215,7 +215,7 @@ class Collector:
         chosen = self._sampler.choose(offered, slow) & (offered > 0)
         if chosen.any():
             began_ns = self._cpu_clock_ns()
-            got.drafts += self._whole(complete, chosen)
+            got.drafts += self._whole(complete, chosen, FLAG_IN_FULL if self._sampler.in_full else 0)
             got.sample_cpu_ns += self._cpu_clock_ns() - began_ns
             self._sent.update(complete.steps[chosen].tolist())
 
@@ -228,15 +228,15 @@ class Collector:
         oldest = int(self._recorder[0].steps[0])
         self._sent = {step for step in self._sent if step >= oldest}
 
-    def _whole(self, complete: _Complete, chosen: Mask) -> list[Draft]:
-        """Return the OP_EVENTS drafts of the chosen steps."""
+    def _whole(self, complete: _Complete, chosen: Mask, how: int = 0) -> list[Draft]:
+        """Return the OP_EVENTS drafts of the chosen steps. `how`: another flag of those that are whole."""
         part = _restrict(complete, chosen)
         order = np.lexsort((part.events.start_ns, part.row))
         events, row = part.events.select(order), part.row[order]
         bounds = np.searchsorted(row, np.arange(len(part.steps) + 1))
         drafts: list[Draft] = []
         for i, step in enumerate(part.steps.tolist()):
-            flags = FLAG_WHOLE_STEP if step > self._damaged else 0
+            flags = FLAG_WHOLE_STEP | how if step > self._damaged else 0
             drafts += self._events_of(events.select(slice(bounds[i], bounds[i + 1])), step, flags)
         return drafts
 

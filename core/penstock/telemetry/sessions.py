@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.identity import Role
+from penstock.protocol import recording
 from penstock.protocol.contract import Attached, Managed
 from penstock.protocol.frames import Array, Column, Kind
 from penstock.protocol.graphdoc import GraphDocument, GraphHash
@@ -107,6 +108,7 @@ class Watched(Session):
         self.drain_cpu_s = 0.0
         self.sampler = sampler or Sampler()
         self._redials = isinstance(contract, Attached)  # a registration belongs to its connection
+        self._request = recording.request_path(contract.socket) if isinstance(contract, Managed) else None
         self._identity = _identity(contract)
         self._outcome = outcome
         self._lock = threading.RLock()  # state below; reentrant, since a finalizer may close a watch at any point
@@ -217,6 +219,7 @@ class Watched(Session):
         """Drain every source, and hand what there is to the sender."""
         began_s = time.thread_time()
         sample_s = 0.0
+        self.sampler.in_full = self._request is not None and recording.is_asked(self._request, time.monotonic())
         with self._lock:
             for watch, got in [(watch, self._collect(watch)) for watch in list(self._watches)]:
                 items, packing_s = _pack(got.drafts)

@@ -92,7 +92,7 @@ async def greet(runtime: Runtime, link: AgentLink, hello: Hello) -> None:
     """Take an agent's first message. Raises Conflict if another agent is this node, DatabaseAway."""
     link.stays_until(hello.pilot)
     link.instance, link.heard_at = hello.instance, runtime.clock.monotonic()
-    link.takes_stacks = hello.takes_stacks
+    link.takes_stacks, link.records = hello.takes_stacks, hello.records
     runtime.agents.connect(link, alive_s=runtime.settings.lease_ttl_s)
     runtime.leases.arrives(link.node_id)
     link.missing = await runtime.reports.hello(link.node_id, hello)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from penstock.identity import Role
 from penstock.protocol.frames import Kind
+from penstock.protocol.recording import MAX_S
 from penstock.protocol.states import TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.auth.principal import scoped
 from penstock_server.description import problems
@@ -16,6 +17,7 @@ from penstock_server.problems import NotFound, Problem
 from penstock_server.routers.compression import compressed
 from penstock_server.routers.deps import Asker, Id, IfMatch, PageSize, PageToken, Server, version_of
 from penstock_server.schemas import api
+from penstock_server.schemas.recordings import FullRecording
 from penstock_server.schemas.stacks import PythonStacks
 from penstock_server.services.pages import DEFAULT_SIZE
 from penstock_server.services.views import for_reader
@@ -160,6 +162,13 @@ async def take_job_stacks(
     Of 8 of its processes, the entrypoint first; `skip` asks for those behind.
     """
     return await server.stacks.of(job_id, replica_id, skip)
+
+
+@router.post("/jobs/{job_id:id}:record", status_code=202, operation_id="recordJob", responses=problems(409))
+@scoped("submit")
+async def record_job(server: Server, job_id: Id, seconds: Annotated[int, Query(ge=1, le=MAX_S)] = 5) -> FullRecording:
+    """Have every step of a running job sent whole for some seconds, not a sample of them."""
+    return await server.recordings.ask(job_id, seconds)
 
 
 @router.get("/jobs/{job_id:id}/advice", operation_id="adviseJob", responses=problems(409))

@@ -18,7 +18,8 @@ class AgentLink:
 
     `greeted`: it got its welcome, before which it takes no other message. `once`, `ends_at`, `leaving`: of a pilot,
     that it takes one job, when its time for jobs is over (on the monotonic clock), and why it drains.
-    `instance`: of the agent's run; `heard_at`: when its last message came; `takes_stacks`: it answers a `stack`.
+    `instance`: of the agent's run; `heard_at`: when its last message came; `takes_stacks`: it answers a `stack`;
+    `records`: it takes a `record`.
     """
 
     node_id: str
@@ -32,6 +33,7 @@ class AgentLink:
     instance: str = ""
     heard_at: float = 0.0
     takes_stacks: bool = False
+    records: bool = False
 
     def stays_until(self, terms: PilotTerms | None) -> None:
         """Note the terms of an agent that has connected just now."""

@@ -67,6 +67,11 @@ export class StepHistory {
 
   constructor(private readonly fetchFrames: FetchFrames) {}
 
+  /** How many steps that are here were recorded in full. */
+  inFull(): number {
+    return this.#sorted.reduce((sum, one) => sum + Number(isInFull(one)), 0);
+  }
+
   /** Steps in the order of time. */
   all(): readonly Sampled[] {
     return this.#sorted;
@@ -162,6 +167,8 @@ export class StepHistory {
     for (const trace of oldest.traces) this.#slices -= trace.op.length;
   }
 }
+
+export const isInFull = (one: Sampled): boolean => one.traces.some((trace) => trace.inFull);
 
 /** Whether the events that `trace` begins with are in `one` already. */
 const has = (one: StepTrace, trace: StepTrace): boolean =>

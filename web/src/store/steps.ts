@@ -1,6 +1,6 @@
 /** The newest step that was sampled whole, per stream and graph: what the timeline draws. */
 import { type Frame, smallColumn } from "../codec";
-import { Column, FLAG_WHOLE_STEP } from "../constants";
+import { Column, FLAG_IN_FULL, FLAG_WHOLE_STEP } from "../constants";
 
 export interface StepTrace {
   readonly stream: number;
@@ -8,6 +8,8 @@ export interface StepTrace {
   readonly hash: string;
   readonly step: number;
   readonly t0Ns: bigint;
+  /** Of a while in which every step was recorded, not of a sample. */
+  readonly inFull: boolean;
   /** Nanoseconds from `t0Ns`. */
   readonly start: Uint16Array | Uint32Array | Float64Array;
   readonly duration: Uint16Array | Uint32Array;
@@ -50,6 +52,7 @@ export const traceOf = (hash: string, frame: Frame): StepTrace => ({
   hash,
   step: frame.step,
   t0Ns: frame.t0Ns,
+  inFull: (frame.flags & FLAG_IN_FULL) !== 0,
   start: smallColumn(frame, Column.START_NS),
   duration: smallColumn(frame, Column.DURATION_NS),
   op: smallColumn(frame, Column.OP),

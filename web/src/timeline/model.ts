@@ -24,6 +24,8 @@ export interface TimelineModel {
   readonly steps: readonly number[];
   readonly shares: Readonly<Record<"compute" | "sync" | "input" | "idle", number>>;
   readonly numSlices: number;
+  /** Of a while in which every step was recorded. */
+  readonly inFull: boolean;
 }
 
 export const EMPTY_MODEL: TimelineModel = {
@@ -32,6 +34,7 @@ export const EMPTY_MODEL: TimelineModel = {
   steps: [],
   shares: { compute: 0, sync: 0, input: 0, idle: 0 },
   numSlices: 0,
+  inFull: false,
 };
 
 /** A step of one process, and the graph that it ran. */
@@ -63,6 +66,7 @@ export function buildTimeline(shown: GraphDocument, traced: readonly Traced[]): 
     steps,
     shares: sharesOf(lanes, spanNs),
     numSlices: lanes.reduce((sum, lane) => sum + lane.start.length, 0),
+    inFull: traces.some((trace) => trace.inFull),
   };
 }
 

@@ -106,7 +106,7 @@ function More({ taken, isBusy, take }: MoreProps) {
           onClick={() => void take(next)}
           data-testid="more-stacks"
         >
-          Show the next of {plural(taken.num_left, "more process", "more processes")}
+          Show the next of {plural(taken.num_left, "other process", "other processes")}
         </button>
       )}
       {taken.skip > 0 && (

@@ -6,7 +6,7 @@ import { integer, nanos, percent, plural } from "../format";
 import { ErrorCard } from "../parts/basics";
 import { setQuery, url } from "../router";
 import { currentJob } from "../store/current";
-import { type Bar, neighbour } from "../store/history";
+import { type Bar, isInFull, neighbour } from "../store/history";
 import { isTerminal, type JobStore } from "../store/job";
 
 const MOST_BARS = 240;
@@ -89,7 +89,7 @@ export function StepStrip({ store }: { store: JobStore }) {
 
 function wordsOf(bar: Bar | undefined, replayed: boolean): string {
   if (bar === undefined) return "";
-  return `${replayed ? "replay of step" : "step"} ${integer(bar.step)} · ${nanos(bar.spanNs)} · sync ${percent(bar.sync)} of operator time`;
+  return `${replayed ? "replay of step" : "step"} ${integer(bar.step)} · ${nanos(bar.spanNs)}${isInFull(bar) ? " · recorded in full" : ""} · sync ${percent(bar.sync)} of operator time`;
 }
 
 interface BarsProps {
@@ -129,10 +129,15 @@ function Bars({ shown, at, live, move }: BarsProps) {
         {(["compute", "sync", "input"] as const).map((part) => (
           <path key={part} class={`strip-${part}`} d={pathOf(shown, part, longest)} />
         ))}
+        <path class="strip-full" d={fullOf(shown)} data-testid="strip-full" />
       </svg>
     </div>
   );
 }
+
+/** A line over the steps that were recorded in full. */
+const fullOf = (shown: readonly Bar[]): string =>
+  shown.map((bar, index) => (isInFull(bar) ? `M${index} 0h1v6h-1z` : "")).join("");
 
 function pathOf(shown: readonly Bar[], part: "compute" | "sync" | "input", longest: number): string {
   return shown

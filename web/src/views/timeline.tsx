@@ -9,6 +9,7 @@ import { setQuery } from "../router";
 import type { TimelineController } from "../timeline/controller";
 import { longestSlices, type TimelineModel } from "../timeline/model";
 import type { JobParts } from "./job";
+import { Record } from "./record";
 
 export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean }) {
   const { store, graph, timeline } = parts;
@@ -33,7 +34,7 @@ export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean 
         <em class="clip" data-testid="timeline-summary">
           {describe(model, isEvaluation(parts, model))}
         </em>
-        <Tools timeline={timeline} />
+        <Tools parts={parts} />
       </div>
       {model.numSlices === 0 ? (
         <Empty title="No sampled step yet">
@@ -60,15 +61,17 @@ function describe(model: TimelineModel, evaluation: boolean): string {
   if (model.numSlices === 0) return "";
   const { compute, sync, input, idle } = model.shares;
   const steps = model.steps.map((step) => integer(step)).join(", ");
-  return `${evaluation ? "evaluation, " : ""}step ${steps} · ${nanos(model.spanNs)} · of ${plural(model.lanes.length, "thread")}' time: compute ${percent(compute)}, sync ${percent(sync)}, input ${percent(input)}, idle ${percent(idle)} · ${plural(model.numSlices, "event")}`;
+  return `${evaluation ? "evaluation, " : ""}step ${steps}${model.inFull ? ", recorded in full" : ""} · ${nanos(model.spanNs)} · of ${plural(model.lanes.length, "thread")}' time: compute ${percent(compute)}, sync ${percent(sync)}, input ${percent(input)}, idle ${percent(idle)} · ${plural(model.numSlices, "event")}`;
 }
 
-function Tools({ timeline }: { timeline: TimelineController }) {
+function Tools({ parts }: { parts: JobParts }) {
+  const { store, timeline } = parts;
   const held = timeline.held.value;
   const newer = timeline.newer.value;
   const measured = timeline.measured.value;
   return (
     <div class="tools">
+      <Record store={store} />
       {measured !== null && (
         <span class="muted" role="status" data-testid="measured">
           {measured[0] === measured[1]
