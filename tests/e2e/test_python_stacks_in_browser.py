@@ -79,7 +79,7 @@ def test_threads_of_a_job_that_hangs_are_shown(
     assert server.call("GET", f"/jobs/{job}")["state"] == "RUNNING"
 
 
-def test_a_link_leads_to_the_stacks_and_not_to_the_top_of_their_view(open_page: Open, job: str) -> None:
+def test_a_link_leads_to_the_stacks(open_page: Open, job: str) -> None:
     page = open_page(f"/jobs/{job}?tab=config#stacks", viewport={"width": 1440, "height": 500}).page
     expect(page.get_by_test_id("take-stacks")).to_be_focused()
     expect(page.get_by_test_id("take-stacks")).to_be_in_viewport()

@@ -27,7 +27,7 @@ def orders(agent: FakeAgent) -> list[dict[str, Any]]:
     return [message for message in agent.messages if message["type"] == "record"]
 
 
-async def test_the_agent_of_a_running_process_is_asked_and_a_row_is_left(sqlite_server: Server) -> None:
+async def test_the_agent_of_a_running_process_is_asked(sqlite_server: Server) -> None:
     server, job = sqlite_server, await sqlite_server.submit()
     async with server.agent(await server.join(), records=True) as agent:
         assert (await record(server, job)).json()["code"] == "replica_not_running"
@@ -48,7 +48,7 @@ async def test_the_agent_of_a_running_process_is_asked_and_a_row_is_left(sqlite_
     assert len([one for one in items if one["route"].endswith(":record")]) == 1
 
 
-async def test_an_older_agent_gets_no_message_that_it_does_not_know(sqlite_server: Server) -> None:
+async def test_an_older_agent_gets_no_unknown_message(sqlite_server: Server) -> None:
     server, job = sqlite_server, await sqlite_server.submit()
     async with server.agent(await server.join()) as agent:
         await started(server, agent, job)

@@ -31,7 +31,7 @@ def test_a_request_holds_until_its_time(tmp_path: Path, content: bytes, asked: b
     assert recording.is_asked(path, 100.0) is asked
 
 
-def test_every_step_is_chosen_in_full_and_the_budget_holds_again_afterwards() -> None:
+def test_every_step_is_chosen_and_the_budget_holds_afterwards() -> None:
     sampler = Sampler(budget_bytes_per_s=50_000)
     for _ in range(50):
         sampler.choose(SIZES, NONE)

@@ -50,7 +50,7 @@ def test_a_socket_moves_elsewhere_if_its_folders_path_is_long(tmp_path: Path) ->
 
 
 @pytest.mark.asyncio
-async def test_a_request_to_record_in_full_lies_beside_the_socket_and_goes_with_it(listening: Listening) -> None:
+async def test_a_request_to_record_lies_beside_the_socket(listening: Listening) -> None:
     path = recording.request_path(listening.relay.path)
     assert not recording.is_asked(path, time.monotonic())
     before = time.monotonic()

@@ -47,7 +47,7 @@ def _why_not(replica: ReplicaRow, link: AgentLink | None) -> str:
     if replica.node_id is None:
         return "a process that was started by hand has no agent beside it to ask; submit the job to have one"
     if link is None or not link.greeted:
-        return "the agent of its node is not connected: 'penstock nodes' shows since when; ask again once it is back"
+        return "the agent of its node is not connected: 'penstock nodes' shows since when; retry once it is back"
     if not link.records:
         return "the agent of its node is older: update Penstock there and restart it; its jobs go on meanwhile"
     return ""
