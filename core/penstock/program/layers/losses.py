@@ -31,11 +31,12 @@ from penstock.program.training.parameters import ParamAttr, create_persistable
 
 _NOT_IGNORED = -100  # Fluid's default: no label has it
 _INFINITE = 1e20  # what Fluid's TolerableValue puts in the place of an infinite logarithm
+_LEAST_OF_SOFTMAX = math.exp(-64)  # of Fluid's, which cuts its exponents there
 
 
 @reads_unsized
 def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index: int = _NOT_IGNORED) -> Any:
-    """Return -log p[label] for each row: 1e20 where p is 0, and then its gradient is 0.
+    """Return -log p[label] for each row: 1e20 where p is 0, or at most 64 if p is of a softmax; then its gradient is 0.
 
     Shapes: input [n, classes] probabilities; label int64 [n, 1], or [n, classes] with soft_label; result [n, 1]. Label
     and result may lack the last 1.
@@ -44,10 +45,23 @@ def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index
         return cross_entropy(input, label.unsqueeze(-1), ignore_index=ignore_index).squeeze(-1)
     expect_labels("cross_entropy", input, label, soft=soft_label)
     with name_scope(default_main_program().unique("cross_entropy")):
+        log = _log_of_softmax if _is_of_softmax(input) else _finite_log
         if soft_label:
-            return -(label * _finite_log(input)).sum(-1, keepdim=True)
-        loss = -_finite_log(torch.gather(input, -1, _indices(label, ignore_index)))
+            return -(label * log(input)).sum(-1, keepdim=True)
+        loss = -log(torch.gather(input, -1, _indices(label, ignore_index)))
         return result(_counted(loss, label, ignore_index), default_main_program().unique("cross_entropy2"), 0)
+
+
+def _is_of_softmax(p: Any) -> bool:
+    """Whether the operator before made p, such that its least value is not 0 in Fluid, but may underflow to 0 here."""
+    if p.dtype == torch.float16:  # has no such value
+        return False
+    made = (op for op in reversed(default_main_program().operators) if getattr(p, "name", None) in op.outputs)
+    return next((op.type.startswith("aten._softmax.") for op in made), False)
+
+
+def _log_of_softmax(p: Any) -> Any:
+    return p.clamp_min(_LEAST_OF_SOFTMAX).log()
 
 
 def _finite_log(p: Any) -> Any:
