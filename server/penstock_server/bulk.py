@@ -18,6 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from penstock_server.tables import Base
 
 Insert = sqlite.Insert | postgresql.Insert
+MOST_ROWS = 10_000
+"""Of one statement on PostgreSQL: after hours without it millions wait, and a message has at most 1 GB."""
 Completed = Callable[[Insert], Insert]
 """Adds to an insert what is done with rows that are there already."""
 
@@ -67,8 +69,9 @@ def _by_column(table: Table, completed: Completed, names: Sequence[str]) -> _Run
     statement = completed(postgresql.insert(table).from_select(list(names), select(*columns)))
 
     async def run(connection: AsyncConnection, rows: Sequence[tuple[Any, ...]]) -> None:
-        lists = zip(names, zip(*rows, strict=True), strict=True)
-        await connection.execute(statement, {f"all_{name}": list(values) for name, values in lists})
+        for start in range(0, len(rows), MOST_ROWS):
+            lists = zip(names, zip(*rows[start : start + MOST_ROWS], strict=True), strict=True)
+            await connection.execute(statement, {f"all_{name}": list(values) for name, values in lists})
 
     return run
 

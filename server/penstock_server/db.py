@@ -333,15 +333,28 @@ def script_location() -> Path:
 
 def newest_revision() -> str:
     """Return the revision of the newest migration: the names of their files begin with it, in ascending order."""
-    return max(path.name.partition("_")[0] for path in (script_location() / "versions").glob("[0-9]*_*.py"))
+    return max(_known_revisions())
+
+
+def _known_revisions() -> set[str]:
+    return {path.name.partition("_")[0] for path in (script_location() / "versions").glob("[0-9]*_*.py")}
 
 
 async def upgrade(database: Database, revision: str = "head") -> None:
-    """Run the migrations up to `revision`, in one transaction. Loads none if the database has the newest already."""
+    """Run the migrations up to `revision`, in one transaction. Loads none if the database has the newest already.
+
+    Raises Unavailable if the database is of a newer Penstock.
+    """
 
     def on_connection(connection: Connection) -> None:
-        if revision == "head" and _revision_of(connection) == newest_revision():
+        found, newest = _revisions_of(connection), newest_revision()
+        if revision == "head" and found == {newest}:
             return
+        if unknown := found - _known_revisions():
+            raise Unavailable(
+                f"the database is of a newer Penstock: it has the revision {', '.join(sorted(unknown))}, and this "
+                f"version knows those up to {newest}. Install the newer version, or name another database"
+            )
         _alembic(connection, "upgrade", revision)
 
     await _run(database, on_connection)
@@ -352,11 +365,11 @@ async def downgrade(database: Database, revision: str) -> None:
     await _run(database, lambda connection: _alembic(connection, "downgrade", revision))
 
 
-def _revision_of(connection: Connection) -> str | None:
+def _revisions_of(connection: Connection) -> set[str]:
+    """One, or none before the first migration."""
     if not inspect(connection).has_table("alembic_version"):
-        return None
-    found: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
-    return found
+        return set()
+    return set(connection.execute(text("SELECT version_num FROM alembic_version")).scalars())
 
 
 def _alembic(connection: Connection, name: Literal["upgrade", "downgrade"], revision: str) -> None:

@@ -67,9 +67,9 @@ class Site:
         self.started.append(process)
         return process
 
-    def up(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start `penstock up` on a free port and wait until it serves."""
-        if "--state-dir" not in arguments:
+    def up(self, *arguments: str, fresh: bool = False) -> subprocess.Popen[str]:
+        """Start `penstock up` on a free port and wait until it serves. `fresh`: no database is laid into its home."""
+        if "--state-dir" not in arguments and not fresh:
             lay_database(self.home / ".penstock" / "server")
         process = self.start("penstock.cli", "up", "--port", "0", "--json", *arguments)
         assert process.stdout is not None

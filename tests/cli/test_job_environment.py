@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, Protocol, cast
@@ -25,7 +26,7 @@ class Site(Protocol):
     home: Path
 
     def run(self, *arguments: str, timeout_s: float = 150.0, **environ: str) -> CompletedProcess[str]: ...
-    def up(self, *arguments: str) -> object: ...
+    def up(self, *arguments: str, fresh: bool = False) -> object: ...
     def job(self, name: str, code: str, **fields: Any) -> Path: ...
     def look(self, job: str) -> Job: ...
     def log(self, job: str) -> str: ...
@@ -110,9 +111,11 @@ def test_without_the_environment_only_given_variables_pass(serving: Site) -> Non
 
 def test_settings_of_the_shell_of_an_agent_reach_no_job(site: Site) -> None:
     site.environ |= {"CPU_NUM": "3", "PENSTOCK_MATRIX_KERNELS": "torch", "OMP_NUM_THREADS": "2"}
-    site.up()
+    site.up(fresh=True)
     process, described, _ = seen_by(site, "--no-env")
     assert (described, process) == ({}, {})
+    server = site.home / ".penstock" / "server"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (server, server / "admin.token")] == [0o700, 0o600]
 
 
 @pytest.mark.parametrize("options", [(), ("--no-env",)])

@@ -24,11 +24,11 @@ def test_the_processes_of_a_running_job_are_asked(serving: Site, until: Until) -
     site = serving
     job = site.submit(site.job("waits", WAITS))
     until(lambda: site.log(job) == "up\n")
-    assert site.run("record", job, "--seconds", "30").stdout == "trainer 0: records every step for 30 s\n"
+    assert site.run("record", job, "--seconds", "30").stdout == "trainer 0: was asked to record every step for 30 s\n"
     until(lambda: site.log(job) == "up\nasked\n")
     found = json.loads(site.run("record", job, "--json").stdout)
     assert (found["seconds"], found["processes"][0]["error"]) == (5, "")
     assert site.run("record", job, "--seconds", "31").returncode == 2
     site.run("cancel", job, "--wait")
     over = site.run("record", job)
-    assert over.returncode == 5 and "no process of this job is running" in over.stderr
+    assert over.returncode == 5 and "no trainer of this job is running" in over.stderr

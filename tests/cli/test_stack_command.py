@@ -39,7 +39,7 @@ def test_the_line_of_a_hanging_job_is_shown(serving: Site, until: Until) -> None
 
     def refused() -> bool:
         behind.append(site.run("stack", job, "--skip", "1").stderr)
-        return "no more than 1 Python process" in behind[-1]
+        return "none is left after the first 1" in behind[-1]
 
     until(refused)
     wrong = site.run("stack", job, "--rank", "7")

@@ -11,6 +11,7 @@ from tests.ps.channel_jobs import OPS, Job, Start, jobs
 from tests.ps.torch_storage import TorchStorage
 from torch import Tensor
 
+from penstock.ps.communicator import remotes
 from penstock.ps.remote import PsMode
 
 SHAPES = [(300, 256), (280, 256)]
@@ -28,6 +29,7 @@ def start() -> Iterator[Start]:
             job = begin(mode, stored=stored, by_python=by_python)
             layout = {"dense": [["w", BLOCKS, [0, 1], 2]], "sparse": [["ids", ["ids"], [0, 1], []]]}
             job.spec = json.dumps({**layout, "of": job.remotes[0]})  # one that nobody knows yet
+            remotes.get(job.remotes[0])  # before another job takes its place as the opener
             return job
 
         yield begun
@@ -69,7 +71,7 @@ def test_steps_are_those_of_messages_to_the_bit(start: Start, mode: PsMode) -> N
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("breaks", ["given up", "not copied again", "another tensor"])
+@pytest.mark.parametrize("breaks", ["given up", "given up in part", "not copied again", "another tensor"])
 def test_a_step_sends_what_its_gradients_are_then(start: Start, breaks: str) -> None:
     expected, job = start("sync", by_python=True), start("sync")
     for seed in range(3):
@@ -79,6 +81,11 @@ def test_a_step_sends_what_its_gradients_are_then(start: Start, breaks: str) -> 
     ahead = copied(job, dense)
     assert all(int(one) > 0 for one in ahead)
     if breaks == "given up":  # its memory is that of the next one's
+        ahead = []
+    elif breaks == "given up in part":  # nothing tells its step of what was copied
+        few = torch.ones(3, 7).t()
+        assert not few.is_contiguous()
+        OPS.send_ahead([dense[0], few], job.remotes[0], BLOCKS, [0, 1])
         ahead = []
     elif breaks == "not copied again":
         pushed(job, dense, ahead)
@@ -91,3 +98,18 @@ def test_a_step_sends_what_its_gradients_are_then(start: Start, breaks: str) -> 
     pushed(job, dense, ahead)
     pushed(expected, dense, [])
     assert job.everything() == expected.everything()
+    assert job.steps[0] == 1, "copies of no step do not close the channels"
+
+
+@pytest.mark.parametrize("how", ["memory that is outgrown", "another channel"])
+def test_copies_end_with_the_memory_that_they_lie_in(start: Start, how: str) -> None:
+    expected, job = start("sync", by_python=True), start("sync")
+    for seed in range(6):
+        dense, num_rows = of_seed(seed), 200_000 if how == "memory that is outgrown" and seed == 3 else 7
+        pushed(expected, dense, [], num_rows=num_rows)
+        ahead = copied(job, dense)
+        if how == "another channel" and seed == 3:
+            job.clients[0]._session.disarm(0)
+        pushed(job, dense, ahead, num_rows=num_rows)
+    assert job.everything() == expected.everything()
+    assert all(int(one) > 0 for one in ahead)

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import PIPE, Popen
+from subprocess import PIPE, CompletedProcess, Popen
 
 import pytest
 
@@ -124,21 +124,35 @@ def test_processes_behind_the_first_are_asked_for(
     assert first.processes[0].pid != second.processes[0].pid
     assert [(one.skip, one.num_left) for one in (first, second)] == [(0, 1), (1, 0)]
     behind = stacks.answer("r", shell, skip=2)
-    assert behind.error.startswith("this replica has no more than 2 Python processes") and behind.skip == 2
+    assert "none is left after the first 2" in behind.error and behind.skip == 2
 
 
 @pytest.mark.parametrize(
-    ("stderr", "says", "lasting"),
+    ("stderr", "says", "reads"),
     [
-        ("Error: Unsupported version of Python: 9.9", "pip install --upgrade py-spy", True),
-        ("Error: Failed to find a python interpreter in the .data section", "pip install --upgrade py-spy", True),
-        ("Error: Bad address (os error 14)", "it changed while it was read", False),
+        ("Error: Unsupported version of Python: 9.9", "pip install --upgrade py-spy", stacks.READS),
+        (
+            "Error: Failed to find a python interpreter in the .data section",
+            "pip install --upgrade py-spy",
+            stacks.READS,
+        ),
+        ("Error: Bad address (os error 14)", "it changed while it was read", stacks.READS),
+        ("Error: Permission denied (os error 13)", "run the agent as the user of the process", 1),
     ],
 )
-def test_a_failed_read_says_whether_another_would_help(stderr: str, says: str, lasting: bool) -> None:
-    error = stacks.why_not(stderr)
-    assert says in error and stderr.removeprefix("Error: ") in error
-    assert stacks.is_lasting(error) is lasting
+def test_a_failed_read_is_repeated_unless_it_is_forbidden(
+    monkeypatch: pytest.MonkeyPatch, start: Started, stderr: str, says: str, reads: int
+) -> None:
+    made: list[int] = []
+
+    def fails(reader: str, pid: int, timeout_s: float, **_: object) -> CompletedProcess[str]:
+        made.append(pid)
+        return CompletedProcess([reader], 1, "", stderr)
+
+    monkeypatch.setattr(stacks, "read", fails)
+    [process] = stacks.answer("r", os.getpid()).processes[:1]
+    assert says in process.error
+    assert made.count(os.getpid()) == reads
 
 
 def test_a_replica_without_python_is_said_to_have_none(start: Started) -> None:

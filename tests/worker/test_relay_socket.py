@@ -52,13 +52,15 @@ def test_a_socket_moves_elsewhere_if_its_folders_path_is_long(tmp_path: Path) ->
 @pytest.mark.asyncio
 async def test_a_request_to_record_lies_beside_the_socket(listening: Listening) -> None:
     path = recording.request_path(listening.relay.path)
-    assert not recording.is_asked(path, time.monotonic())
+    assert not recording.until(path, time.monotonic())
     before = time.monotonic()
     listening.relay.record_in_full(30)
-    assert recording.is_asked(path, before + 29.9)
-    assert not recording.is_asked(path, time.monotonic() + 30)
+    assert before + 30 <= recording.until(path, time.monotonic()) <= time.monotonic() + 30
+    listening.relay.record_in_full(5)
+    assert recording.until(path, time.monotonic()) >= before + 30, "a shorter request ends no longer one"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     await listening.relay.close()
+    listening.relay.record_in_full(5)
     assert list(path.parent.glob("*record*")) == []
 
 

@@ -115,9 +115,12 @@ class Relay:
             recording.request_path(self.path).unlink(missing_ok=True)
 
     def record_in_full(self, seconds: int) -> None:
-        """Have the processes that send here send every step whole for some seconds."""
+        """Have the processes that send here send every step whole for some seconds; a longer request stays."""
+        if self._listener is None:
+            return  # closed: nothing would remove the file
+        path, now = recording.request_path(self.path), time.monotonic()
         try:
-            write_private(recording.request_path(self.path), recording.encode(time.monotonic() + seconds))
+            write_private(path, recording.encode(max(now + seconds, recording.until(path, now))))
         except OSError as error:
             _log.warning("recording in full was not asked for on %s: %s", self.path, error)
 

@@ -67,8 +67,8 @@ def answer(request_id: str, pid: int | None, guard: int | None = None, skip: int
     found = [one for one in below if _may_be_python(one)]
     asked = found[skip : skip + MAX_PROCESSES]
     taken = [process for one in asked if (process := _process(reader, one, until)) is not None]
-    if not taken and found and skip >= len(found):
-        error = f"this replica has no more than {len(found)} Python processes: take the first ones again"
+    if not taken and found and skip:
+        error = f"of this replica's Python processes none is left after the first {skip}: take the first ones again"
         return StackAnswer(request_id=request_id, error=error, skip=skip)
     if not taken:
         error = "no Python runs in this replica: its entrypoint and what that started are other programs"
@@ -143,7 +143,7 @@ def _process(reader: str, pid: int, until: float) -> StackProcess | None:
             error = str(failure)
             continue
         error = why_not(found.stderr)
-        if is_lasting(error):
+        if error == NOT_PERMITTED:  # of all others a process that is just starting may be the cause
             break
     if proc.start_ticks(pid) is None:
         return None
@@ -166,12 +166,7 @@ def why_not(stderr: str) -> str:
     says = lines[0].removeprefix("Error: ") if lines else "py-spy says nothing"
     if any(word in stderr.lower() for word in _OF_THE_PYTHON):
         return f"{UNKNOWN_PYTHON}: {says}"
-    return f"it changed while it was read, {READS} times: {says}"
-
-
-def is_lasting(error: str) -> bool:
-    """Whether another read would fail as well."""
-    return error == NOT_PERMITTED or error.startswith(UNKNOWN_PYTHON)
+    return f"it changed while it was read: {says}"
 
 
 def threads_of(pid: int, text: str) -> list[StackThread]:

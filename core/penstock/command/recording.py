@@ -30,5 +30,5 @@ def record(
         emit_json(dict(found))
         return
     for one in found["processes"]:
-        said = one["error"] or f"records every step for {found['seconds']} s"
+        said = one["error"] or f"was asked to record every step for {found['seconds']} s"
         print(f"{one['role']} {one['index']}: {said}")

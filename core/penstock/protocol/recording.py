@@ -24,10 +24,14 @@ def encode(until: float) -> bytes:
     return _DEADLINE.pack(until)
 
 
-def is_asked(path: Path, now: float) -> bool:
-    """Whether a request holds at this time. One that ends later than any can is of before the machine was booted."""
+def until(path: Path, now: float) -> float:
+    """Return until when a request holds, 0 if none does at this time.
+
+    One that ends later than any can is of before the machine was booted.
+    """
     try:
         content = path.read_bytes()
     except OSError:
-        return False
-    return len(content) == _DEADLINE.size and now < _DEADLINE.unpack(content)[0] <= now + MAX_S
+        return 0.0
+    end = float(_DEADLINE.unpack(content)[0]) if len(content) == _DEADLINE.size else 0.0
+    return end if now < end <= now + MAX_S else 0.0

@@ -219,7 +219,7 @@ class Watched(Session):
         """Drain every source, and hand what there is to the sender."""
         began_s = time.thread_time()
         sample_s = 0.0
-        self.sampler.in_full = self._request is not None and recording.is_asked(self._request, time.monotonic())
+        self.sampler.in_full = self._request is not None and recording.until(self._request, time.monotonic()) > 0
         with self._lock:
             for watch, got in [(watch, self._collect(watch)) for watch in list(self._watches)]:
                 items, packing_s = _pack(got.drafts)

@@ -20,18 +20,26 @@ class Recordings:
         self._db, self._clock, self._jobs, self._agents = database, clock, jobs, agents
 
     async def ask(self, job_id: str, seconds: int) -> FullRecording:
-        """Have all running processes of the newest attempt record in full. Raises NotFound, Conflict if none can."""
+        """Have the running trainers of the newest attempt record in full. Raises NotFound, Conflict if none can.
+
+        Parameter servers run no steps.
+        """
         await self._jobs.get(job_id)
         replicas = await self._jobs.streams(job_id)
         newest = max((one.attempt for one in replicas), default=0)
-        running = [one for one in replicas if one.attempt == newest and one.state == ReplicaState.RUNNING]
+        running = [
+            one
+            for one in replicas
+            if one.attempt == newest and one.state == ReplicaState.RUNNING and one.role != "pserver"
+        ]
         if not running:
-            raise Conflict("replica_not_running", "no process of this job is running; only a running one records")
+            raise Conflict("replica_not_running", "no trainer of this job is running; only a running one records")
         async with self._db.write() as tx:
             tx.subject = job_id
         asked = [self._ask(one, seconds) for one in running]
         if all(one.error for one in asked):
-            raise Conflict("not_recorded", asked[0].error)
+            away = all(one.node_id is not None and self._agents.get(one.node_id) is None for one in running)
+            raise Conflict("node_unreachable" if away else "not_recorded", asked[0].error)
         return FullRecording(job_id=job_id, asked_at=self._clock.now(), seconds=seconds, processes=asked)
 
     def _ask(self, replica: ReplicaRow, seconds: int) -> RecordedProcess:
@@ -39,7 +47,7 @@ class Recordings:
         error = _why_not(replica, link)
         if link is not None and not error:
             order = RecordOrder(replica_id=replica.id, seconds=seconds)
-            link.outbox.put(f"record:{replica.id}", order.fields())
+            link.outbox.put(f"record:{replica.id}:{seconds}", order.fields())  # no shorter one replaces it
         return RecordedProcess(replica_id=replica.id, role=replica.role, index=replica.index, error=error)
 
 

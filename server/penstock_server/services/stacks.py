@@ -103,7 +103,7 @@ class Stacks:
         if link is None or not link.greeted:
             raise Conflict(
                 "node_unreachable", f"the agent of the node on which {who} runs is not connected",
-                hint="'penstock nodes' shows since when; ask again once it is back",
+                hint="'penstock nodes' shows since when; retry once it is back",
             )  # fmt: skip
         if not link.takes_stacks:
             raise Conflict(
@@ -161,7 +161,7 @@ class Stacks:
         if answer is None:
             return Conflict(
                 "connection_lost", "the agent's connection ended before it answered",
-                hint="'penstock nodes' shows when it is back; ask again then",
+                hint="'penstock nodes' shows when it is back; retry then",
             )  # fmt: skip
         if answer.skip != skip:
             return Conflict(

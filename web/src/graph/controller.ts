@@ -36,6 +36,8 @@ export class GraphController {
   readonly failure = signal<ApiError | null>(null);
   /** Bumped with every new layout, so that text about it is rendered again. */
   readonly layoutVersion = signal(0);
+  /** Grows when another critical path is there. */
+  readonly criticalVersion = signal(0);
   layout: Layout | null = null;
   groups: readonly Group[] = [];
   critical: CriticalPath = NO_PATH;
@@ -436,14 +438,15 @@ export class GraphController {
       this.#setCritical(found);
       this.repaint();
     } catch (error) {
-      if (!(error instanceof ApiError)) throw error;
-      if (document === this.#document) this.failure.value = error;
+      if (!(error instanceof ApiError)) throw error; // the path that is drawn stays
     }
   }
 
   #setCritical(path: CriticalPath): void {
+    const isOther = path !== this.critical;
     this.critical = path;
     this.#criticalEdges = this.layout === null ? new Set() : edgesAlong(this.layout, path.chain);
+    if (isOther) this.criticalVersion.value += 1;
   }
 }
 

@@ -14,6 +14,7 @@ export function Record({ store }: { store: JobStore }) {
   const asking = useSignal(false);
   const asked = useSignal<FullRecording | null>(null);
   const isOver = useSignal(false);
+  const before = useSignal(0);
   const failure = useSignal<ApiError | null>(null);
   const job = store.job.value;
   const recording = asked.value;
@@ -31,6 +32,7 @@ export function Record({ store }: { store: JobStore }) {
   const take = async () => {
     if (isBusy) return;
     asking.value = true;
+    before.value = store.history.inFull();
     try {
       asked.value = await api.record(job.id, RECORD_S);
       failure.value = null;
@@ -55,7 +57,7 @@ export function Record({ store }: { store: JobStore }) {
       </button>
       {recording !== null && (
         <span class="muted" role="status" data-testid="recorded">
-          {said(recording, isOver.value, store.history.inFull())}
+          {said(recording, isOver.value, Math.max(0, store.history.inFull() - before.value))}
         </span>
       )}
       {failure.value !== null && (
@@ -68,5 +70,7 @@ export function Record({ store }: { store: JobStore }) {
 function said(recording: FullRecording, isOver: boolean, steps: number): string {
   const without = recording.processes.filter((one) => one.error !== "");
   const not = without.map((one) => ` · not ${one.role} ${one.index}: ${one.error}`).join("");
-  return isOver ? `${plural(steps, "step")} recorded in full${not}` : `every step for ${recording.seconds} s${not}`;
+  return isOver
+    ? `recorded in full; ${plural(steps, "step")} of it ${steps === 1 ? "is" : "are"} here${not}`
+    : `every step for ${recording.seconds} s${not}`;
 }

@@ -30,12 +30,14 @@ export function Stacks({ job }: { job: Job }) {
   const taken = useSignal<PythonStacks | null>(null);
   const failure = useSignal<ApiError | null>(null);
   const isBusy = useSignal(false);
+  const wanted = useSignal(0);
   const button = useArrival();
   const replica = running.find((one) => one.id === chosen.value) ?? running[0];
   if (replica === undefined && taken.value === null && failure.value === null) return null;
   const take = async (skip = 0) => {
     if (replica === undefined || isBusy.value) return;
     isBusy.value = true;
+    wanted.value = skip;
     try {
       taken.value = await api.stacks(job.id, replica.id, skip);
       failure.value = null;
@@ -76,7 +78,10 @@ export function Stacks({ job }: { job: Job }) {
         <span class="muted">It is not stopped.</span>
       </p>
       {failure.value !== null && (
-        <ErrorCard error={failure.value} {...(isPassing(failure.value) ? { retry: () => void take() } : {})} />
+        <ErrorCard
+          error={failure.value}
+          {...(isPassing(failure.value) ? { retry: () => void take(wanted.value) } : {})}
+        />
       )}
       {taken.value !== null && <Taken taken={taken.value} />}
       {taken.value !== null && taken.value.replica_id === replica?.id && (

@@ -21,6 +21,7 @@ export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean 
   });
   useSignalEffect(() => {
     graph.layoutVersion.value;
+    graph.criticalVersion.value;
     const some = new Set(graph.selectedOps());
     timeline.selectedOps = some;
     timeline.critical = graph.critical.ops;

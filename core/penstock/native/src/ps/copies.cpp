@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -64,10 +65,8 @@ class Helper {
   bool offer(const std::shared_ptr<Work>& work) {
     {
       const std::lock_guard guard(lock_);
-      if (offered_ != nullptr || is_busy_) return false;
+      if (offered_ != nullptr || is_busy_ || !starts()) return false;
       offered_ = work;
-      if (!is_started_) std::thread([this] { run(); }).detach();
-      is_started_ = true;
     }
     changed_.notify_one();
     return true;
@@ -79,6 +78,17 @@ class Helper {
   }
 
  private:
+  // Under the lock. False where no thread can be made.
+  bool starts() {
+    if (is_started_) return true;
+    try {
+      std::thread([this] { run(); }).detach();
+    } catch (const std::system_error&) {
+      return false;
+    }
+    return is_started_ = true;
+  }
+
   static bool has_cores() {
     cpu_set_t cores;
     return sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) > 1;

@@ -294,7 +294,7 @@ bool Session::step(const std::vector<Push>& pushes, const std::vector<std::int64
 
 bool Session::whole_step(const std::vector<Push>& pushes, const std::vector<std::int64_t>& ahead,
                          std::unique_lock<std::recursive_mutex>& one_at_a_time) {
-  if (!is_armed() || ahead != ahead_) return false;
+  if (!may_step(ahead)) return false;
   Sent out(servers_.size());
   for (const Push& push : pushes) {
     if (!(push.of->is_table ? add_rows(push, out) : add_blocks(push, out))) return false;

@@ -158,7 +158,8 @@ class Session {
   bool has_left(const Sent& out);
   bool add_ahead(const std::vector<std::string>& blocks, at::IntArrayRef at, const std::vector<at::Tensor>& values,
                  Sent& out, bool& copies);
-  bool copy_ahead(Server& server, std::uint32_t block, const at::Tensor& values, bool& copies);
+  bool copy_ahead(Server& server, std::uint32_t block, const at::Tensor& values);
+  bool may_step(const std::vector<std::int64_t>& ahead);
   bool have_encodings(const Sent& out);
   void leave_to_python(std::string why);
   void end_ahead(bool well);
