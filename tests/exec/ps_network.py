@@ -102,8 +102,11 @@ class Servers:
         for server in self.all:
             server.storage.begin_round()
 
-    def push(self, parameter: str, sent: Sequence[Any], trainer: int | None = None) -> None:
-        """Push a whole gradient, cut as the placement says: [dense], or [rows, values]."""
+    def push(self, parameter: str, sent: Sequence[Any], trainer: int | None = None, *, together: bool = False) -> None:
+        """Push a whole gradient, cut as the placement says: [dense], or [rows, values].
+
+        `together`: as updates of several blocks are applied.
+        """
         for placed in self.placement.of_parameter(parameter):
             first, end = placed.block.first_row, placed.block.first_row + placed.block.num_rows
             if placed.sparse:
@@ -112,7 +115,10 @@ class Servers:
                 gradient = Gradient(values[mine], rows[mine] - first, trainer)
             else:
                 gradient = Gradient(sent[0][first:end].clone(), None, trainer)
-            self.of(placed).update(placed.name, gradient)
+            if together:
+                self.of(placed).update_all({placed.name: gradient})
+            else:
+                self.of(placed).update(placed.name, gradient)
 
     def of(self, placed: Placed) -> ProgramStorage:
         return self.all[self.placement.endpoints.index(placed.endpoint)].storage

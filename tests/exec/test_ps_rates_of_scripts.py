@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.exec.ps_network import Local, Network, feeds, network, serve
-from tests.transpile.recorded import tower, transpiled
+from tests.transpile.recorded import Recorded, tower, transpiled
 
 import penstock as fluid
 from penstock.errors import ProgramError
@@ -49,8 +49,8 @@ def _made(rate: str) -> Network:
 
 
 @pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_servers_follow_the_rates_that_a_script_computes(rate: str, mode: PsMode) -> None:
+@pytest.mark.parametrize(("mode", "together"), [("sync", False), ("async", False), ("async", True)])
+def test_servers_follow_the_rates_that_a_script_computes(rate: str, mode: PsMode, together: bool) -> None:
     net = _made(rate)
     local, servers = Local(net), serve(net, 2, mode)
     for feed in feeds(STEPS, net.dtype):
@@ -58,7 +58,7 @@ def test_servers_follow_the_rates_that_a_script_computes(rate: str, mode: PsMode
         if mode == "sync":
             servers.begin_round()
         for parameter, tensors in sent.items():
-            servers.push(parameter, tensors)
+            servers.push(parameter, tensors, together=together)
         for parameter in ("table", "weight"):
             assert torch.equal(servers.value(parameter), local.value(parameter))
 
@@ -78,9 +78,7 @@ def test_a_rate_that_the_forward_pass_reads_runs_on_both_sides() -> None:
         shown = rate + 1.0
         loss = L.mean(L.fc(L.data("x", [4]), 1, param_attr="w", bias_attr=False))
         fluid.optimizer.SGD(rate).minimize(loss)
-    recorded = tower()
-    recorded.main, recorded.startup = main, startup
-    made = transpiled(recorded)
+    made = transpiled(Recorded(main, startup, loss.name))
     endpoint = made.placement.of_parameter("w")[0].endpoint
     assert {"pow_0", "mul_1"} <= {op.name for op in made.get_pserver_program(endpoint).block(1).operators}
     local = main.clone()

@@ -19,7 +19,7 @@ import torch
 from penstock.compat.torch import schema_of
 from penstock.errors import OperatorError
 from penstock.native.engine import Engine, EngineError, TorchPlan
-from penstock.program.ir import Arg, Operator, Ref
+from penstock.program.ir import Arg, Operator, Output, Ref
 from penstock.program.kernels import concrete, operator_error, resolve
 
 _OF_ELEMENTS = frozenset({"penstock.sgd_.default", "penstock.adam_.default"})
@@ -112,7 +112,7 @@ def _plan(updates: Sequence[BlockUpdate], num_threads: int) -> _Plan:
             slot(update, name)
         for op in update.operators:
             args = [_operand(update, arg, slot) for arg in _arguments(op)]
-            outputs: list[Any] = [slot(update, o) if isinstance(o, str) else None for o in op.outputs]
+            outputs: list[Any] = [_output(update, output, slot) for output in op.outputs]
             calls.append((update, op, args, outputs))
     made = _Plan(TorchPlan(len(slots)), [slot(update, name) for update in updates for name in update.fed])
     last: dict[str, list[int]] = {}
@@ -169,3 +169,9 @@ def _operand(update: BlockUpdate, value: Arg, slot: Any) -> tuple[str, object]:
     if isinstance(value, tuple) and any(isinstance(v, Ref) for v in value):
         return "slots", [slot(update, v.name) if isinstance(v, Ref) else -1 for v in value]
     return "const", concrete(value, {}, str)
+
+
+def _output(update: BlockUpdate, value: Output, slot: Any) -> int | list[int] | None:
+    if isinstance(value, tuple):  # of a block of control flow
+        return [slot(update, name) for name in value]
+    return None if value is None else int(slot(update, value))
