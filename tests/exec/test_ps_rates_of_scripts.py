@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.exec.ps_network import Local, Network, feeds, network, serve
-from tests.transpile.recorded import Recorded, tower, transpiled
+from tests.transpile.recorded import Recorded, batch, tower, transpiled
 
 import penstock as fluid
 from penstock.errors import ProgramError
@@ -68,7 +68,22 @@ def test_a_trainer_has_no_operator_of_a_rate_it_does_not_read() -> None:
     transpiled(recorded)
     assert not any(op.role & Role.LR_SCHED for op in recorded.main.operators)
     assert not {"rate", "polynomial_decay_0.learning_rate", "@LR_DECAY_COUNTER@"} & recorded.main.variables.keys()
-    assert "rate" not in recorded.startup.variables
+
+
+def test_a_test_program_made_before_transpile_computes_rates() -> None:
+    cloned: list[Any] = []
+
+    def scheduled() -> Any:
+        rate = assigned(L.cast(L.autoincreased_step_counter(begin=0), "float32"))
+        cloned.append(fluid.default_main_program().clone(for_test=True))
+        return fluid.optimizer.SGD(rate)
+
+    recorded, scope, exe = tower(scheduled, is_sparse=False), fluid.Scope(), fluid.Executor()
+    transpiled(recorded)
+    recorded.startup.operators[:] = [op for op in recorded.startup.operators if not op.role & Role.RPC]
+    exe.run(recorded.startup, scope=scope)
+    found = [exe.run(cloned[0], batch(), ["rate", recorded.loss], scope=scope) for _ in range(2)]
+    np.testing.assert_allclose([np.ravel(rate) for rate, _ in found], [[0.05], [0.1]], rtol=1e-6)
 
 
 def test_a_rate_that_the_forward_pass_reads_runs_on_both_sides() -> None:
@@ -82,7 +97,9 @@ def test_a_rate_that_the_forward_pass_reads_runs_on_both_sides() -> None:
     endpoint = made.placement.of_parameter("w")[0].endpoint
     assert {"pow_0", "mul_1"} <= {op.name for op in made.get_pserver_program(endpoint).block(1).operators}
     local = main.clone()
-    local.operators[:] = [op for op in main.operators if op.role & Role.LR_SCHED or shown.name in op.output_names()]
+    local.operators[:] = [
+        op for op in main.operators if op.role & Role.LR_SCHED or {"mul_1.tmp_0", shown.name} & {*op.output_names()}
+    ]
     first, state = fluid.Program(), {"@LR_DECAY_COUNTER@": -1, "exponential_decay_0.learning_rate": 0}
     with fluid.program_guard(first, first):
         for name, value in state.items():
@@ -92,6 +109,21 @@ def test_a_rate_that_the_forward_pass_reads_runs_on_both_sides() -> None:
     exe.run(first, scope=scope)
     found = [float(np.asarray(exe.run(local, {}, [shown.name], scope=scope)[0]).item()) for _ in range(2)]
     assert found == [3.0, 2.0]
+
+
+@pytest.mark.parametrize("mode", ["sync"])
+def test_a_trainers_test_program_has_a_loss_times_a_rate(mode: str) -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        rate = L.exponential_decay(1.0, 1, 0.5) * 2
+        loss = L.mean(L.fc(L.data("x", [4]), 1, param_attr="w", bias_attr=False)) * rate
+        fluid.optimizer.SGD(rate).minimize(loss)
+    asked = {} if mode == "sync" else {"sync_mode": False, "geo_sgd_mode": True}
+    before = main.clone(for_test=True)
+    transpiled(Recorded(main, startup, loss.name), **asked)
+    test = main.clone(for_test=True)
+    assert loss.name in test.variables
+    assert [op.name for op in test.operators] == [op.name for op in before.operators]
 
 
 def test_a_rate_of_the_data_is_refused_when_transpiling() -> None:

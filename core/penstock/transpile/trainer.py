@@ -209,10 +209,12 @@ def make_trainer_program(
 ) -> set[str]:
     """Rewrite `program` in place, for all modes but GEO; return the persistable variables that left this process.
 
-    Raises ProgramError, with `program` unchanged, for a table that is used other than by lookups.
+    What a clone for test that was made before may use has not. Raises ProgramError, with `program` unchanged, for a
+    table that is used other than by lookups.
     """
     tables = {u.parameter: u for u in partition.updates if u.sparse}
     _check_tables(partition, tables)
+    forward = _used_forward(program)
     calls = RemoteCalls(program, placement, descriptor)
     updates = [partition.update(name) for name in placement.parameters()]
     operators = _with_sends(partition, updates, tables, calls)
@@ -222,7 +224,13 @@ def make_trainer_program(
         program.variables[name] = replace(program.variables[name], distributed=True)
     program.operators[:] = operators
     program.revision += 1
-    return gone | set(tables)
+    return gone - forward | set(tables)
+
+
+def _used_forward(program: Program) -> set[str]:
+    """What operators that were recorded as the forward pass use: a clone for test may still run those of rates."""
+    operators = (op for op in program.operators if op.role & Role.FORWARD)
+    return {program.variables[n].storage for op in operators for n in (*op.input_names(), *op.output_arg_names)}
 
 
 def is_server_side(op: Operator) -> bool:
@@ -265,6 +273,7 @@ def _with_sends(
     waiting = {u.parameter: (u, set(u.sent)) for u in updates}
     operators: list[Operator] = []
     recorded = partition.program.global_block().operators
+    own = {op.name: op for op in calls.program.operators}  # with the roles that a clone for test goes by
     together = joined_lookups(recorded, tables, partition.program.variables)
     earlier = {view.name for joined in together.values() for view in joined.views}
     both = on_both_sides(partition.program, partition.shared, (*partition.compute, *partition.local))
@@ -273,7 +282,7 @@ def _with_sends(
             continue
         joined = together.get(op.name)
         if joined is None:
-            operators.append(op)
+            operators.append(own[op.name])
         else:
             operators += [*joined.views, *calls.prefetch_together(joined.lookups, tables[op.input_names()[0]])]
         made = set(op.output_names())
