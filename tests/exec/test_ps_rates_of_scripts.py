@@ -111,7 +111,7 @@ def test_a_rate_that_the_forward_pass_reads_runs_on_both_sides() -> None:
     assert found == [3.0, 2.0]
 
 
-@pytest.mark.parametrize("mode", ["sync"])
+@pytest.mark.parametrize("mode", ["sync", "geo"])
 def test_a_trainers_test_program_has_a_loss_times_a_rate(mode: str) -> None:
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup):
@@ -124,6 +124,21 @@ def test_a_trainers_test_program_has_a_loss_times_a_rate(mode: str) -> None:
     test = main.clone(for_test=True)
     assert loss.name in test.variables
     assert [op.name for op in test.operators] == [op.name for op in before.operators]
+
+
+def test_in_geo_trainers_compute_rates_of_what_they_have() -> None:
+    def of_inputs() -> Any:
+        rate = L.create_global_var([1], 0.0, "float32", persistable=True, name="rate")
+        L.assign(L.reshape(L.reduce_mean(fluid.default_main_program().global_block().var("y")), [1]), rate)
+        return fluid.optimizer.SGD(rate)
+
+    recorded = tower(of_inputs)
+    before = recorded.main.clone()
+    made = transpiled(recorded, sync_mode=False, geo_sgd_mode=True)
+    own = {op.name: op for op in recorded.main.operators}
+    assert [own[op.name] for op in before.operators] == before.operators
+    for endpoint in made.placement.endpoints:
+        assert "rate" not in made.get_pserver_program(endpoint).variables
 
 
 def test_a_rate_of_the_data_is_refused_when_transpiling() -> None:

@@ -58,10 +58,11 @@ class Partition:
 
     `shared`: operators that run once a step, before all updates, with the persistable numbers `shared_state` that they
     write. Raises ProgramError for a program without updates, and naming what no server could do.
+    `by_trainers`: each trainer updates by itself, and computes the rates (GEO).
     """
 
-    def __init__(self, program: Program) -> None:
-        self.program = program = with_schedules(program)
+    def __init__(self, program: Program, *, by_trainers: bool = False) -> None:
+        self.program = program = program if by_trainers else with_schedules(program)
         operators = program.global_block().operators
         self.compute = tuple(op for op in operators if not op.role & _UPDATE)
         self.local = tuple(op for op in operators if op.role & _UPDATE and is_clip(op))
@@ -75,6 +76,8 @@ class Partition:
             )
         self._refuse_fused(remote)
         _refuse_second(pairs)
+        if not by_trainers:
+            self._refuse_foreign_numbers()
         self.shared_state = self._shared_state()
         self.updates = tuple(self._update(parameter, gradient, remote) for parameter, gradient in pairs)
 
@@ -103,7 +106,7 @@ class Partition:
                     operator=op.name,
                 )
 
-    def _shared_state(self) -> tuple[str, ...]:
+    def _refuse_foreign_numbers(self) -> None:
         made = {n for op in self.shared for n in op.output_names()}
         for op in self.shared:
             for name in op.input_names():
@@ -114,6 +117,8 @@ class Partition:
                         operator=op.name,
                         variable=name,
                     )
+
+    def _shared_state(self) -> tuple[str, ...]:
         written = dict.fromkeys(n for op in self.shared for n in op.output_arg_names)
         return tuple(n for n in written if self.program.variables[n].persistable)
 

@@ -82,7 +82,7 @@ class DistributeTranspiler:
         _check_wire_dtype(config, mode)
         descriptor = Descriptor(mode, trainer_id, number, endpoints, config.geo_sgd_need_push_nums, config.wire_dtype)
         origin, origin_startup = copied(main), copied(startup)
-        partition = Partition(origin)
+        partition = Partition(origin, by_trainers=mode == "geo")
         _check_frozen_tables(origin, partition)
         check_startup(startup, partition.updates)
         if mode != "geo":
