@@ -141,6 +141,18 @@ def test_in_geo_trainers_compute_rates_of_what_they_have() -> None:
         assert "rate" not in made.get_pserver_program(endpoint).variables
 
 
+def test_a_rate_that_changes_after_its_update_is_refused() -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        rate = L.create_global_var([1], 0.1, "float32", persistable=True, name="rate")
+        loss = L.mean(L.fc(L.data("x", [4]), 1, param_attr="w", bias_attr=False))
+        fluid.optimizer.SGD(rate).minimize(loss)
+        L.assign(rate * 0.5, rate)
+    with pytest.raises(ProgramError, match=r"changes 'rate' after the update .* Change it before minimize"):
+        transpiled(Recorded(main, startup, loss.name))
+    assert transpiled(Recorded(main, startup, loss.name), sync_mode=False, geo_sgd_mode=True)
+
+
 def test_a_rate_of_the_data_is_refused_when_transpiling() -> None:
     def of_inputs() -> Any:
         rate = L.create_global_var([1], 0.0, "float32", persistable=True, name="rate")

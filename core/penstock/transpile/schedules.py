@@ -8,7 +8,7 @@ Source: _get_lr_ops (Fluid 1.8), which takes the operators that were recorded un
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from penstock.errors import ProgramError
@@ -42,7 +42,7 @@ def copied(program: Program) -> Program:
 def with_schedules(program: Program) -> Program:
     """Return the program, or a copy in which operators of the forward pass that rates are computed of are LR_SCHED.
 
-    Raises ProgramError for a rate that is computed of inputs or of parameters.
+    Raises ProgramError for a rate that is computed of inputs or of parameters, or changed after its update.
     """
     operators = program.global_block().operators
     forward = [op for op in operators if op.role & Role.FORWARD]
@@ -53,6 +53,7 @@ def with_schedules(program: Program) -> Program:
         return program
     for op in marked.values():
         _check_operands(op, program)
+    _refuse_late(operators, marked, program)
     made = copied(program)
     made.operators[:] = [replace(op, role=Role.LR_SCHED) if op.name in marked else op for op in operators]
     return made
@@ -73,6 +74,24 @@ def _rates(program: Program, shared: Iterable[Operator]) -> list[str]:
 
 def _is_one(var: VarDesc) -> bool:
     return all(d == 1 for d in var.shape)
+
+
+def _refuse_late(operators: Iterable[Operator], marked: Collection[str], program: Program) -> None:
+    """Raise ProgramError for a rate that is changed after an update with it: servers would change it before."""
+    variables, used = program.variables, set[str]()
+    for op in operators:
+        if op.role & Role.OPTIMIZE and op.role_vars:
+            storages = (variables[name].storage for name in op.input_names())
+            used.update(name for name in storages if variables[name].persistable)
+        written = (variables[name].storage for name in op.output_arg_names if op.name in marked)
+        late = [name for name in written if name in used]
+        if late:
+            raise ProgramError(
+                f"operator {op.name!r} ({op.source}) changes {late[0]!r} after the update that reads it as its "
+                "learning rate, but parameter servers compute all rates before the updates. Change it before minimize",
+                operator=op.name,
+                variable=late[0],
+            )
 
 
 def _check_operands(op: Operator, program: Program) -> None:
