@@ -153,6 +153,19 @@ def test_a_rate_that_changes_after_its_update_is_refused() -> None:
     assert transpiled(Recorded(main, startup, loss.name), sync_mode=False, geo_sgd_mode=True)
 
 
+def test_a_rate_of_a_list_is_refused_with_what_to_use() -> None:
+    def of_a_list() -> Any:
+        rates = L.assign(np.array([0.1, 0.05, 0.01], "float32"))
+        step = L.reshape(L.cast(L.autoincreased_step_counter(begin=0), "int64"), [1])
+        rate = L.create_global_var([1], 0.0, "float32", persistable=True, name="rate")
+        L.assign(L.gather(rates, step), rate)
+        return fluid.optimizer.SGD(rate)
+
+    text = r"computes a learning rate of '.*', which is no single number; .* Use fluid\.layers\.piecewise_decay"
+    with pytest.raises(ProgramError, match=text):
+        transpiled(tower(of_a_list))
+
+
 def test_a_rate_of_the_data_is_refused_when_transpiling() -> None:
     def of_inputs() -> Any:
         rate = L.create_global_var([1], 0.0, "float32", persistable=True, name="rate")

@@ -112,8 +112,7 @@ class Partition:
             for name in op.input_names():
                 if name not in made and not _is_number(self.program.variables[name]):
                     raise ProgramError(
-                        f"{_UNSUPPORTED}: operator {op.name!r} ({op.source}) belongs to no parameter and reads "
-                        f"{name!r}, which is no persistable number; servers have parameters of their own alone",
+                        f"{_UNSUPPORTED}: operator {op.name!r} ({op.source}) {_reads_foreign(op, name)}",
                         operator=op.name,
                         variable=name,
                     )
@@ -193,6 +192,18 @@ def _refuse_second(pairs: Iterable[tuple[str, str]]) -> None:
 def is_clip(op: Operator) -> bool:
     """Whether an operator clips gradients, and so stays with the trainer."""
     return op.module.endswith(f".{CLIP_SCOPE}")
+
+
+def _reads_foreign(op: Operator, name: str) -> str:
+    if op.role & Role.LR_SCHED:
+        return (
+            f"computes a learning rate of {name!r}, which is no single number; servers keep single numbers for rates. "
+            "Use fluid.layers.piecewise_decay, or fluid.layers.Switch"
+        )
+    return (
+        f"belongs to no parameter and reads {name!r}, which is no persistable number; servers have parameters of "
+        "their own alone"
+    )
 
 
 def _foreign(gradient: str, asked: list[str], expected: list[str]) -> ProgramError:
