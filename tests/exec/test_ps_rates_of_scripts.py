@@ -12,7 +12,8 @@ from tests.exec.ps_network import Local, Network, feeds, network, serve
 from tests.transpile.recorded import Recorded, batch, tower, transpiled
 
 import penstock as fluid
-from penstock.errors import ProgramError
+from penstock.errors import FetchError, ProgramError
+from penstock.exec.fetching import fetch_names
 from penstock.program.ir import Role
 from penstock.program.training.schedules import decay_step_counter
 from penstock.ps.remote import PsMode
@@ -68,6 +69,8 @@ def test_a_trainer_has_no_operator_of_a_rate_it_does_not_read() -> None:
     transpiled(recorded)
     assert not any(op.role & Role.LR_SCHED for op in recorded.main.operators)
     assert not {"rate", "polynomial_decay_0.learning_rate", "@LR_DECAY_COUNTER@"} & recorded.main.variables.keys()
+    with pytest.raises(FetchError, match=r"'rate' .* computed by the parameter servers; a trainer has none"):
+        fetch_names(recorded.main, ["rate"])
 
 
 def test_a_test_program_made_before_transpile_computes_rates() -> None:

@@ -44,6 +44,7 @@ def network() -> dict[str, Any]:
         "conv2d_1.tmp_0": L.conv2d(image, 2, 3, bias_attr=False),
         "batch_norm_0.tmp_3": L.batch_norm(image, act="relu"),
         "batch_norm_1.tmp_2": L.batch_norm(image),
+        "batch_norm_2.tmp_2": L.batch_norm(image, act="relu", in_place=True),
         "layer_norm_0.tmp_2": L.layer_norm(x),
     }
 
@@ -72,3 +73,28 @@ def test_a_step_within_a_layer_has_its_name_and_another_has_none() -> None:
     assert np.array_equal(np.maximum(before, 0), after)
     with pytest.raises(FetchError, match=r"'fc_0\.tmp_3' is not in the program"):
         exe.run(main, {"x": FEED["x"]}, ["fc_0.tmp_3"], scope=scope)
+
+
+def test_a_result_of_two_layers_of_one_name_is_refused() -> None:
+    main, startup, scope, exe = fluid.Program(), fluid.Program(), fluid.Scope(), fluid.Executor()
+    with fluid.program_guard(main, startup):
+        x, y = fluid.data("x", [None, 4]), fluid.data("y", [None, 3])
+        towers = [L.fc(one, 2, name="tower", param_attr=name) for one, name in ((x, "of_x"), (y, "of_y"))]
+    feed = {name: FEED[name] for name in ("x", "y")}
+    exe.run(startup, scope=scope)
+    with pytest.raises(FetchError, match=r"'tower\.tmp_1': several layers were given one name="):
+        exe.run(main, feed, ["tower.tmp_1"], scope=scope)
+    assert len(exe.run(main, feed, towers, scope=scope)) == 2
+
+
+def test_blocks_know_results_by_the_names_of_fluid() -> None:
+    main = fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        hidden = L.fc(fluid.data("x", [None, 4]), 4, act="tanh")
+        block = main.global_block()
+        assert block.has_var("fc_0.tmp_2")
+        assert block.var("fc_0.tmp_2") is hidden
+        assert not block.has_var("fc_0.tmp_3")
+        made = block.create_var(name="fc_0.tmp_2", shape=[1], dtype="float32")
+        assert made is not hidden
+        assert block.var("fc_0.tmp_2") is made

@@ -13,6 +13,7 @@ from penstock.errors import FetchError
 from penstock.program.eager import advice, words
 from penstock.program.ir import unknown_variable
 from penstock.program.program import Program
+from penstock.ps.remote import SEND, SEND_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +61,17 @@ def fetch_names(program: Program, fetch_list: Sequence[Any] | None) -> list[str]
         name = item if isinstance(item, str) else getattr(item, "name", None)
         if not isinstance(name, str):
             raise FetchError(f"fetch_list holds {words(item)}; expected a variable or its name{advice(item)}")
+        name = program.own_name(name) or name
         if name not in program.variables:
-            name = _named_by_fluid(program, name) or name
-        if name not in program.variables:
-            raise FetchError(
-                f"fetch {name!r}: {unknown_variable(name, program.variables)} "
-                "Fetch what an operator of this program makes, or a parameter",
-                variable=name,
-            )
+            raise FetchError(f"fetch {name!r}: {_why_unknown(program, name)}", variable=name)
         names.append(name)
     return names
 
 
-def _named_by_fluid(program: Program, name: str) -> str:
-    """The variable that Fluid has another name for, in a program that was recorded here."""
-    return "" if program.recording is None else str(program.recording.named_by_fluid(name))
+def _why_unknown(program: Program, name: str) -> str:
+    if program.recording is not None and program.recording.is_ambiguous(name):
+        return "several layers were given one name=, so it may be of each. Fetch the variable that the layer returned"
+    text = f"{unknown_variable(name, program.variables)} Fetch what an operator of this program makes, or a parameter"
+    if any(op.type in (SEND, SEND_ROWS) for op in program.operators):
+        text += ". Learning rates and their counters are computed by the parameter servers; a trainer has none"
+    return text

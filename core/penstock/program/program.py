@@ -278,6 +278,12 @@ class Program(Structure):
         except KeyError:
             raise ProgramError(unknown_variable(name, self.variables), variable=name) from None
 
+    def own_name(self, name: str) -> str:
+        """Return the name that a variable has here, which may be another one than Fluid's; '' if there is none."""
+        if name in self.variables or name in self.declared:
+            return name
+        return "" if self.recording is None else str(self.recording.named_by_fluid(name))
+
     def parameters(self) -> list[VarDesc]:
         """Return the parameters in order of creation."""
         return [v for v in self.variables.values() if v.parameter]
@@ -421,6 +427,7 @@ class Block:
 
     def var(self, name: str) -> Any:
         """Return the variable called `name`: a Variable for recording, where the recorder is loaded."""
+        name = self.program.own_name(name) or name
         if name in self.program.declared:
             return self.program.handle(name)
         self.program.var(name)
@@ -460,7 +467,7 @@ class Block:
 
     def has_var(self, name: str) -> bool:
         """Whether there is a variable called `name`."""
-        return name in self.program.variables or name in self.program.declared
+        return bool(self.program.own_name(name))
 
     def all_parameters(self) -> list[Any]:
         """Return all parameters."""

@@ -136,7 +136,7 @@ class Writer:
         name = name or program.unique("_generated_var")
         recording = recording_of(program)
         sizes = [-1 if size is None or isinstance(size, torch.SymInt) else int(size) for size in shape or ()]
-        if program.global_block().has_var(name):
+        if program.own_name(name) == name:
             return _known(program.handle(name), None if shape is None else sizes, dtype)
         record_on(program)
         kind = dtype_named(dtype or "float32")

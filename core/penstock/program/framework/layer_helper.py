@@ -120,7 +120,7 @@ class LayerHelper:
 
     def create_or_get_global_variable(self, name: str, **described: Any) -> tuple[Variable, bool]:
         """Return a variable, and whether it was declared now."""
-        is_new = not self.main_program.global_block().has_var(name)
+        is_new = self.main_program.own_name(name) != name
         return self.create_variable(name=name, **{"persistable": True, **described}), is_new
 
     def set_variable_initializer(self, var: Variable, initializer: Initializer) -> Variable:

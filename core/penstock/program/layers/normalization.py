@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Normal
 from penstock.program.layers.activations import activate
-from penstock.program.layers.results import activated
+from penstock.program.layers.results import activated, result
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.source import user_line
 from penstock.program.training.parameters import ParamAttr, create_parameter, create_persistable
@@ -53,6 +53,8 @@ def batch_norm(
         training = not (is_test or use_global_stats)
         statistics: tuple[Any, Any] = (mean, variance)
         out = torch.batch_norm(input, scale, shift, *statistics, training, 1.0 - momentum, epsilon, False)
+        if in_place:  # its output has the input's name in Fluid
+            return result(activate(out, act), prefix, 2) if act else out
         return activated(out, act, prefix, 2)  # after the mean and variance of the batch
 
 

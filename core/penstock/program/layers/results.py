@@ -15,9 +15,13 @@ from penstock.program.record.variable import Variable
 
 
 def result(value: Any, layer: str, number: int) -> Any:
-    """Return a layer's value, which can be fetched as `<layer>.tmp_<number>` from now on."""
+    """Return a layer's value, which can be fetched as `<layer>.tmp_<number>` from now on.
+
+    Not where another layer of that name has one: Fluid counts on, by numbers that depend on what the layers do inside.
+    """
     if isinstance(value, Variable):
-        recording_of(value.program).results[f"{layer}.tmp_{number}"] = value.fake
+        made, name = recording_of(value.program).results, f"{layer}.tmp_{number}"
+        made[name] = None if name in made else value.fake
     return value
 
 

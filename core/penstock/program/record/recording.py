@@ -77,7 +77,7 @@ class Recording:
         self.lookups: list[SparseLookup] = []
         self.attributes: dict[str, Any] = {}  # parameter -> its ParamAttr, for optimizers
         self.gradients: dict[str, torch.Tensor] = {}  # `x@GRAD` of intermediate results, by which Fluid fetches them
-        self.results: dict[str, torch.Tensor] = {}  # `fc_0.tmp_1`, by which Fluid fetches what layers return
+        self.results: dict[str, torch.Tensor | None] = {}  # `fc_0.tmp_1` of layers; None: of several of one name
         self.error_clips: dict[str, Any] = {}  # variable -> what clips its gradient in the backward pass
         self.changed_gradients: dict[str, Any] = {}  # what a script has clipped -> the gradient; see training/
         self.origins: dict[int, tuple[str, str]] = {}  # autograd sequence number -> (module, source)
@@ -127,6 +127,10 @@ class Recording:
         """Return the variable of a gradient `x@GRAD` of an intermediate result, or of a layer's `fc_0.tmp_1`; or ''."""
         found = self.gradients.get(name, self.results.get(name))
         return self.name_of(found) if found is not None and self.is_named(found) else ""
+
+    def is_ambiguous(self, name: str) -> bool:
+        """Whether several layers of one `name=` have a result that Fluid would call so."""
+        return name in self.results and self.results[name] is None
 
     def differentiated(self) -> list[tuple[str, torch.Tensor]]:
         """Intermediate results that autograd knows, by name."""
