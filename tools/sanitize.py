@@ -17,14 +17,13 @@ from penstock.errors import UserError
 from penstock.native import build
 
 TESTS = Path(__file__).resolve().parents[1] / "tests" / "native" / "stress"
-_CHANNEL = ("ps/channel.cpp", "ps/copies.cpp", "ps/message.cpp", "ps/region.cpp")
+_CHANNEL = ("ps/channel.cpp", "ps/message.cpp", "ps/region.cpp")
 PARTS = {
     "engine": ("engine/clock.cpp", "engine/engine.cpp", "engine/host.cpp", "engine/schedule.cpp"),
     "table": ("table/batch.cpp", "table/index.cpp", "table/pool.cpp", "table/table.cpp", "ops/initial.cpp"),
     "feed": ("feed/blocks.cpp", "feed/line.cpp", "feed/rows.cpp", "feed/store.cpp", "feed/stream.cpp"),
     "ring": ("ops/ring/memory.cpp", "ops/ring/ring.cpp", "ops/ring/sums.cpp"),
     "channels": (*_CHANNEL, "ps/inbox.cpp"),
-    "copies": ("ps/copies.cpp",),
     "meeting": (*_CHANNEL, "ps/columns.cpp", "ps/meeting.cpp", "ps/rows.cpp"),
     "session": (
         *_CHANNEL, "ps/columns.cpp", "ps/inbox.cpp", "ps/meeting.cpp", "ps/next_rows.cpp", "ps/outbox.cpp",

@@ -3,8 +3,7 @@
 `send_step` pushes all of a step at its end, when nothing is left to compute while its bytes travel. `send_ahead` sends
 dense gradients over the same connection as soon as a group of them is ready; servers keep them until the step's message
 comes, which brings the rest and closes the step. It remains the step's only request: `send_step` still has every
-gradient, and pushes it if anything has gone wrong. To a server on the same host nothing is sent ahead, but gradients
-are copied into the memory that both share.
+gradient, and pushes it if anything has gone wrong. To a server on the same host nothing is sent ahead.
 
 A group has at least `GROUP_BYTES`: a message costs more than smaller ones gain. Gradients of rows, which are summed
 before they are sent, wait for the step.

@@ -12,7 +12,6 @@
 #include <limits>
 #include <utility>
 
-#include "ps/copies.h"
 #include "ps/errors.h"
 
 namespace penstock::ps {
@@ -45,14 +44,12 @@ std::size_t total(const std::vector<iovec>& parts) {
 }
 
 void copy_to(char* to, const std::vector<iovec>& parts) {
-  std::vector<Copy> copies;
   std::size_t end = 0;
   for (const iovec& part : parts) {
     end = aligned(end);
-    copies.push_back({{static_cast<const char*>(part.iov_base), 1, part.iov_len, part.iov_len}, to + end});
+    if (part.iov_len != 0) std::memcpy(to + end, part.iov_base, part.iov_len);
     end += part.iov_len;
   }
-  copy_all(std::move(copies));
 }
 
 iovec view(const void* data, std::size_t length) {

@@ -70,8 +70,6 @@ class Channel {
   void stop_receiving();
 
   bool shares() const { return shares_; }
-  // The shared memory that bodies are written to, which the next one may outgrow; null: there is none yet.
-  char* region() const { return shares_ && mine_ != nullptr ? mine_->data() : nullptr; }
   // Why memory is not shared any more, once; empty otherwise.
   std::string take_why() { return std::exchange(why_, {}); }
 

@@ -36,8 +36,8 @@ Columns joined(const std::vector<Columns>& pieces) {
   }
   Columns out{at::empty({count}, first.ids.options()), at::empty({count, first.width}, first.matrix.options()), 0,
               first.width};
-  copy_runs(ids, static_cast<char*>(out.ids.mutable_data_ptr()));
-  copy_runs(values, static_cast<char*>(out.matrix.mutable_data_ptr()));
+  write_runs(ids, static_cast<char*>(out.ids.mutable_data_ptr()));
+  write_runs(values, static_cast<char*>(out.matrix.mutable_data_ptr()));
   return out;
 }
 

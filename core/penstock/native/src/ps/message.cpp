@@ -170,34 +170,30 @@ std::size_t size_of_body(const Message& message) {
   return end;
 }
 
-CopiedByBlock copies_of(const Message& message, char* to) {
-  CopiedByBlock out;
-  std::size_t end = 0;
-  for (const Part& part : message.parts) {
-    end = aligned(end);
-    if (part.role == Role::kValues && part.runs.empty()) out[part.block] = {part.data, to + end, part.num_bytes};
-    end += part.num_bytes;
+void write_runs(const std::vector<Runs>& runs, char* to) {
+  for (const Runs& one : runs) {
+    if (one.stride == one.bytes || one.count == 1) {
+      std::memcpy(to, one.data, one.count * one.bytes);
+    } else {
+      for (std::size_t i = 0; i < one.count; ++i) {
+        ops::copy_row(to + i * one.bytes, one.data + i * one.stride, static_cast<std::int64_t>(one.bytes));
+      }
+    }
+    to += one.count * one.bytes;
   }
-  return out;
 }
 
-void write_body(const Message& message, char* to, const CopiedByBlock& done) {
-  std::vector<Copy> copies;
+void write_body(const Message& message, char* to) {
   std::size_t end = 0;
   for (const Part& part : message.parts) {
     end = aligned(end);
-    const auto found = part.role == Role::kValues ? done.find(part.block) : done.end();
-    char* at = to + end;
-    for (const Runs& one : part.runs) {
-      copies.push_back({one, at});
-      at += one.count * one.bytes;
-    }
-    if (part.runs.empty() && (found == done.end() || found->second != Copied{part.data, at, part.num_bytes})) {
-      copies.push_back({{part.data, 1, part.num_bytes, part.num_bytes}, at});
+    if (!part.runs.empty()) {
+      write_runs(part.runs, to + end);
+    } else if (part.num_bytes != 0) {
+      std::memcpy(to + end, part.data, part.num_bytes);
     }
     end += part.num_bytes;
   }
-  copy_all(std::move(copies));
 }
 
 std::vector<iovec> bytes_of(const Message& message) {

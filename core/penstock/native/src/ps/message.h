@@ -10,11 +10,9 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "ps/channel.h"
-#include "ps/copies.h"
 
 namespace penstock::ps {
 
@@ -32,6 +30,12 @@ enum class Kind : std::uint16_t {
 enum class Role : std::uint8_t { kValues, kRows };
 
 constexpr std::size_t kMaxDims = 8, kMaxCount = 65535;  // of a tensor; of a message's tensors, and of its reads
+
+// `count` runs of `bytes`, the first at `data`, each `stride` bytes after the one before.
+struct Runs {
+  const char* data;
+  std::size_t count, bytes, stride;
+};
 
 // A tensor of a message. Its bytes are at `data`, or, in one that is only written, where `runs` say, one after another.
 struct Part {
@@ -66,19 +70,7 @@ Message decode(std::string_view head, const Body& body);
 std::vector<iovec> bytes_of(const Message& message);
 
 std::size_t size_of_body(const Message& message);
-
-// Where a part without runs is copied from and to.
-struct Copied {
-  const char* from;
-  char* to;
-  std::size_t num_bytes;
-  bool operator==(const Copied&) const = default;
-};
-using CopiedByBlock = std::unordered_map<std::uint32_t, Copied>;
-
-// The values of each block, as `write_body` would copy them; without those in runs.
-CopiedByBlock copies_of(const Message& message, char* to);
-// `done`: what lies there already.
-void write_body(const Message& message, char* to, const CopiedByBlock& done);
+void write_body(const Message& message, char* to);
+void write_runs(const std::vector<Runs>& runs, char* to);
 
 }  // namespace penstock::ps

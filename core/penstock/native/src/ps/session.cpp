@@ -82,7 +82,6 @@ bool Session::arm(std::size_t at, std::array<std::shared_ptr<Channel>, kNumLines
     server.blocks = std::move(blocks);
   }
   server.local = local;
-  server.last_copied.clear();  // was of another channel
   reached(at, round);
   next_.forget();  // the server may be another process by now
   server.sent_at = server.answered_at = now_s();
@@ -294,7 +293,7 @@ bool Session::step(const std::vector<Push>& pushes, const std::vector<std::int64
 
 bool Session::whole_step(const std::vector<Push>& pushes, const std::vector<std::int64_t>& ahead,
                          std::unique_lock<std::recursive_mutex>& one_at_a_time) {
-  if (!may_step(ahead)) return false;
+  if (!is_armed() || ahead != ahead_) return false;
   Sent out(servers_.size());
   for (const Push& push : pushes) {
     if (!(push.of->is_table ? add_rows(push, out) : add_blocks(push, out))) return false;
@@ -385,12 +384,9 @@ bool Session::read(const std::vector<std::string>& blocks, at::IntArrayRef at, a
     found.push_back(part);
   }
   if (whole) {
-    std::vector<Copy> copies;
     for (std::size_t i = 0; i < found.size(); ++i) {
-      const std::size_t num_bytes = found[i]->num_bytes;
-      copies.push_back({{found[i]->data, 1, num_bytes, num_bytes}, static_cast<char*>(out[i].mutable_data_ptr())});
+      std::memcpy(out[i].mutable_data_ptr(), found[i]->data, found[i]->num_bytes);
     }
-    copy_all(std::move(copies));
   }
   for (std::size_t server = 0; server < servers_.size(); ++server) {
     servers_[server]->reads.assign(reads[server].begin(), reads[server].end());
@@ -420,15 +416,9 @@ Session::Line Session::free_line(Server& server, Kind kind) {
 }
 
 // Where memory is shared the body is written into it; else the socket takes it from where it lies.
-void Session::send(Server& server, Channel& channel, const Message& message, Deadline deadline) {
+void Session::send(Channel& channel, const Message& message, Deadline deadline) {
   if (!channel.shares()) return channel.send(encode(message), bytes_of(message), deadline);
-  char* to = channel.room(size_of_body(message));
-  if (message.kind == Kind::kStep) {
-    write_body(message, to, server.copied);
-    server.last_copied = to == channel.region() ? copies_of(message, to) : CopiedByBlock{};
-  } else {
-    write_body(message, to, {});
-  }
+  write_body(message, channel.room(size_of_body(message)));
   channel.send_staged(encode(message), deadline);
 }
 
@@ -442,7 +432,7 @@ bool Session::exchange(Sent& out, Answers& answers, Lines& lines) {
     try {
       if (!server.armed) throw Unavailable("the server has been disarmed");
       server.sent_at = out[at]->sent_at = now_s();
-      send(server, *lines[at].channel, out[at]->message, now_s() + limit_s_);
+      send(*lines[at].channel, out[at]->message, now_s() + limit_s_);
     } catch (const std::exception&) {
       disarm(at);
       well = false;

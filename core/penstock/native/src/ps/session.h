@@ -64,8 +64,6 @@ struct Server {
   // Of the open step, what was sent ahead over the line of steps: by block, where it lies and how long it is.
   std::unordered_map<std::uint32_t, std::pair<const void*, std::size_t>> ahead;
   std::int64_t num_ahead = 0;  // messages
-  // Where memory is shared: what was copied of the last step, and of the open one before its message.
-  CopiedByBlock last_copied, copied;
   Outbox outbox;
   Inbox inbox;  // open from the first message ahead to the step's answer, if the server may answer early
 };
@@ -120,8 +118,7 @@ class Session {
   std::string take_why();
 
   // -- for operators; false: Python has to do it
-  // Sends gradients of blocks to servers on other hosts while the rest is computed, and copies those of servers on this
-  // host into the memory that they share; `step` pushes them too. The tensors
+  // Sends gradients of blocks to servers on other hosts while the rest is computed; `step` pushes them too. The tensors
   // do not change before it ends. Returns a number for `step`; 0: nothing is sent.
   std::int64_t send_ahead(const std::vector<std::string>& blocks, at::IntArrayRef at,
                           const std::vector<at::Tensor>& values);
@@ -157,9 +154,7 @@ class Session {
   void send_dense_first(Sent& out);
   bool has_left(const Sent& out);
   bool add_ahead(const std::vector<std::string>& blocks, at::IntArrayRef at, const std::vector<at::Tensor>& values,
-                 Sent& out, bool& copies);
-  bool copy_ahead(Server& server, std::uint32_t block, const at::Tensor& values);
-  bool may_step(const std::vector<std::int64_t>& ahead);
+                 Sent& out);
   bool have_encodings(const Sent& out);
   void leave_to_python(std::string why);
   void end_ahead(bool well);
@@ -182,7 +177,7 @@ class Session {
   bool are_rows(const Sent& sent, const Answers& answers, const at::Tensor& like);
   static Line free_line(Server& server, Kind kind);
   bool exchange(Sent& out, Answers& answers, Lines& lines);
-  static void send(Server& server, Channel& channel, const Message& message, Deadline deadline);
+  static void send(Channel& channel, const Message& message, Deadline deadline);
   bool await(Channel& channel, std::size_t at, const Outgoing& sent, std::optional<Answer>& answer);
   void count(Server& server, const Message& sent, const Message& answer);
 

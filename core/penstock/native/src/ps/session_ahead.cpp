@@ -1,6 +1,5 @@
 // What a session sends of a step before it is all there.
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <utility>
 
@@ -37,30 +36,15 @@ std::vector<std::size_t> groups_of(const std::vector<Part>& parts, std::size_t c
 
 }  // namespace
 
-// Copies a gradient to where the step's message had it the last time. A copy that is there is of a step that was given
-// up, or of another thread's: the step that comes first copies what is not its own.
-bool Session::copy_ahead(Server& server, std::uint32_t block, const at::Tensor& values) {
-  const auto last = server.last_copied.find(block);
-  if (last == server.last_copied.end() || last->second.num_bytes != values.nbytes()) return false;
-  Copied now = last->second;
-  now.from = static_cast<const char*>(values.const_data_ptr());
-  std::memcpy(now.to, now.from, now.num_bytes);
-  server.copied.insert_or_assign(block, now);
-  return true;
-}
-
-// False: nothing may be sent. `copies`: something was copied to where a server has its memory.
+// False: nothing may be sent.
 bool Session::add_ahead(const std::vector<std::string>& blocks, at::IntArrayRef at,
-                        const std::vector<at::Tensor>& values, Sent& out, bool& copies) {
+                        const std::vector<at::Tensor>& values, Sent& out) {
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const auto to = static_cast<std::size_t>(at[i]);
     Server& server = *servers_.at(to);
+    if (server.local || server.lines[0].channel->shares()) continue;  // its bytes cost less than one more message
     const auto number = server.numbers.find(blocks[i]);
     if (number == server.numbers.end() || !travels(values[i])) return false;
-    if (server.local || server.lines[0].channel->shares()) {  // its bytes cost less than one more message
-      copies = copy_ahead(server, number->second, values[i]) || copies;
-      continue;
-    }
     if (server.ahead.contains(number->second)) {  // of a step that was given up
       end_ahead(false);
       return false;
@@ -74,12 +58,8 @@ std::int64_t Session::send_ahead(const std::vector<std::string>& blocks, at::Int
                                  const std::vector<at::Tensor>& values) {
   const std::lock_guard one_at_a_time(stepping_);
   Sent out(servers_.size());
-  bool copies = false;
-  if (!is_armed() || is_left_ || meeting_->is_open()) return 0;
-  const bool well = add_ahead(blocks, at, values, out, copies);
+  if (!is_armed() || is_left_ || meeting_->is_open() || !add_ahead(blocks, at, values, out)) return 0;
   std::int64_t sent = 0;
-  if (copies) ahead_.push_back(sent = next_number());  // its step compares it, whatever becomes of the others
-  if (!well) return sent;
   for (std::size_t to = 0; to < out.size(); ++to) {
     if (!out[to]) continue;
     send_ahead_to(to, *std::move(out[to]));
@@ -127,17 +107,6 @@ void Session::send_dense_first(Sent& out) {
   }
 }
 
-// Nothing was sent ahead of another step than this one. Of what was only copied for others the step copies its own.
-bool Session::may_step(const std::vector<std::int64_t>& ahead) {
-  if (!is_armed()) return false;
-  if (ahead == ahead_) return true;
-  for (const std::unique_ptr<Server>& server : servers_) {
-    if (server->num_ahead != 0) return false;
-  }
-  for (const std::unique_ptr<Server>& server : servers_) server->copied.clear();
-  return true;
-}
-
 // What was sent ahead belongs to this step, and has left.
 bool Session::has_left(const Sent& out) {
   bool well = true;
@@ -151,7 +120,6 @@ bool Session::has_left(const Sent& out) {
 void Session::end_ahead(bool well) {
   for (std::size_t at = 0; at < servers_.size(); ++at) {
     Server& server = *servers_[at];
-    server.copied.clear();
     if (server.num_ahead == 0) continue;
     if (!well) {
       disarm(at);
