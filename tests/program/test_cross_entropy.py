@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import penstock as fluid
-from penstock.errors import FetchError, ProgramError
 from penstock.scope import Scope
 
 L: Any = fluid.layers
@@ -147,35 +146,3 @@ def test_probabilities_of_logits_that_change_later_are_read() -> None:
     exe.run(startup, scope=scope)
     (found,) = exe.run(main, {}, [loss], scope=scope)
     np.testing.assert_allclose(found.ravel(), [np.log(2)], rtol=1e-6)
-
-
-def test_a_gradient_of_probabilities_is_refused_not_partial() -> None:
-    main, scope, exe = fluid.Program(), Scope(), fluid.Executor()
-    with fluid.program_guard(main, fluid.Program()):
-        x = fluid.data("x", [-1, 2])
-        x.stop_gradient = False
-        p = L.softmax(x)
-        label = labelled(x, 1, 2, "float32", soft=False)
-        (slope,) = fluid.gradients(L.reduce_sum(p * p), p)
-        loss = L.mean(L.cross_entropy(p, label) + L.reduce_sum(p * p, 1, keep_dim=True))
-        (same,) = fluid.gradients(L.reduce_sum(p * p), p)
-        with pytest.raises(ProgramError, match=r"gradient of 'softmax_0\.tmp_0' is needed\. cross_entropy .* logits"):
-            fluid.gradients(loss, p)
-        fluid.backward.append_backward(loss)
-    feed = {"x": np.array([[1.0, 2.0]], "float32")}
-    shares, *slopes = exe.run(main, feed, [p, slope, same], scope=scope)
-    for found in slopes:
-        np.testing.assert_allclose(found, 2 * shares, rtol=1e-6)
-    with pytest.raises(FetchError, match=r"cross_entropy is computed from the logits"):
-        exe.run(main, feed, ["softmax_0.tmp_0@GRAD"], scope=scope)
-
-
-def test_an_error_clip_of_probabilities_is_refused() -> None:
-    with fluid.program_guard(fluid.Program(), fluid.Program()):
-        x = fluid.data("x", [-1, 2])
-        p = L.softmax(L.fc(x, 2))
-        p.error_clip = fluid.clip.ErrorClipByValue(0.1)
-        loss = L.mean(L.cross_entropy(p, labelled(x, 1, 2, "float32", soft=False)))
-        with pytest.raises(ProgramError, match=r"gradient of 'softmax_0\.tmp_0' is needed\. cross_entropy"):
-            fluid.backward.append_backward(loss)
-        fluid.backward.append_backward(L.reduce_sum(p * p))

@@ -13,7 +13,6 @@ from penstock.errors import FetchError
 from penstock.program.eager import advice, words
 from penstock.program.ir import unknown_variable
 from penstock.program.program import Program
-from penstock.program.record.recording import PASSED_BY
 from penstock.ps.remote import SEND, SEND_ROWS
 
 
@@ -72,8 +71,6 @@ def fetch_names(program: Program, fetch_list: Sequence[Any] | None) -> list[str]
 def _why_unknown(program: Program, name: str) -> str:
     if program.recording is not None and program.recording.is_ambiguous(name):
         return "several layers were given one name=, so it may be of each. Fetch the variable that the layer returned"
-    if program.recording is not None and program.recording.is_bypassed(name.removesuffix("@GRAD")):
-        return PASSED_BY
     text = f"{unknown_variable(name, program.variables)} Fetch what an operator of this program makes, or a parameter"
     if any(op.type in (SEND, SEND_ROWS) for op in program.operators):
         text += ". Learning rates and their counters are computed by the parameter servers; a trainer has none"

@@ -22,26 +22,12 @@ _SAME_ORDER = {f"aten.{name}" for name in ("view", "_unsafe_view", "squeeze", "u
 class Softmax:
     """What made probabilities: a softmax of `logits` along `axis`. `logits` is None where they have changed since.
 
-    `names`: the probabilities, as they are read first and as the softmax made them last, with what is between.
+    `is_reshaped`: the probabilities have other sizes than the logits, and the same order.
     """
 
     logits: Any
     axis: int
-    names: tuple[str, ...] = ()
-
-    @property
-    def is_reshaped(self) -> bool:
-        """Whether the probabilities may have other sizes than the logits; their order is the same."""
-        return len(self.names) > 1
-
-    def pass_by(self, logs: Any) -> Any:
-        """Note that a gradient passes by the probabilities, through these logarithms, which are returned."""
-        recording = recording_of(default_main_program())
-        for name in self.names:
-            made = recording.handles.get(name)
-            if made is not None:
-                recording.bypassed.setdefault(id(made.fake), (made.fake, []))[1].append(logs.fake)
-        return logs
+    is_reshaped: bool = False
 
 
 def softmax_of(p: Any) -> Softmax | None:
@@ -63,7 +49,7 @@ def softmax_of(p: Any) -> Softmax | None:
             if logits is None or _changes(recording, {source, *path}, makers[path[-1]]):
                 return Softmax(None, op.args[1])
             ends = ends and (not logits.stop_gradient or _is_of_block(recording, makers[path[-1]]))
-            return Softmax(logits.detach() if ends else logits, op.args[1], tuple(path))
+            return Softmax(logits.detach() if ends else logits, op.args[1], is_reshaped=len(path) > 1)
         if kind not in _SAME_ORDER:
             return None
         ends = ends or kind == "aten.detach"

@@ -64,7 +64,7 @@ def _logarithm(p: Any) -> tuple[Any, Callable[[Any], Any]]:
         return p, _finite_log
     if made.logits is None:
         return p, lambda part: part.clamp_min(math.exp(-_LOSS_OF_SOFTMAX)).log()
-    logs = made.pass_by(F.log_softmax(made.logits, made.axis))
+    logs = F.log_softmax(made.logits, made.axis)
     return logs.reshape(p.shape) if made.is_reshaped else logs, _bounded
 
 

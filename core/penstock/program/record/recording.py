@@ -37,12 +37,6 @@ from penstock.program.sequences import batch_symbol
 RNG = "@RNG@"
 """Name of int64[3]: program seed, step, first global row of the replica. Executors set it; it is not fed."""
 
-PASSED_BY = (
-    "cross_entropy is computed from the logits of a softmax, so gradients pass by its probabilities. Take the gradient "
-    "of the logits, or compute the loss with layers.log"
-)
-"""Why probabilities have no gradient."""
-
 _HINT = 7919  # size hint of symbols: odd, prime, larger than any width that is written by hand
 
 
@@ -84,7 +78,6 @@ class Recording:
         self.attributes: dict[str, Any] = {}  # parameter -> its ParamAttr, for optimizers
         self.gradients: dict[str, torch.Tensor] = {}  # `x@GRAD` of intermediate results, by which Fluid fetches them
         self.results: dict[str, torch.Tensor | None] = {}  # `fc_0.tmp_1` of layers; None: of several of one name
-        self.bypassed: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}  # see layers/logits.py; by id
         self.error_clips: dict[str, Any] = {}  # variable -> what clips its gradient in the backward pass
         self.changed_gradients: dict[str, Any] = {}  # what a script has clipped -> the gradient; see training/
         self.origins: dict[int, tuple[str, str]] = {}  # autograd sequence number -> (module, source)
@@ -116,7 +109,6 @@ class Recording:
         copy.attributes = {n: shallow(a) for n, a in self.attributes.items() if n in kept}
         copy.error_clips = {n: c for n, c in self.error_clips.items() if n in kept}
         copy.gradients, copy.results = dict(self.gradients), dict(self.results)
-        copy.bypassed = {key: (tensor, list(by)) for key, (tensor, by) in self.bypassed.items()}
         copy.changed_gradients = {n: g for n, g in self.changed_gradients.items() if n in kept}
         copy._names = {k: entry for k, entry in self._names.items() if entry[1] in kept}
         copy._storages = {k: entry for k, entry in self._storages.items() if entry[1] in kept}
@@ -140,17 +132,10 @@ class Recording:
         """Whether several layers of one `name=` have a result that Fluid would call so."""
         return name in self.results and self.results[name] is None
 
-    def is_bypassed(self, name: str) -> bool:
-        """Whether a variable is probabilities whose loss was computed from their logits."""
-        handle = self.handles.get(name)
-        return handle is not None and id(handle.fake) in self.bypassed
-
     def differentiated(self) -> list[tuple[str, torch.Tensor]]:
-        """Intermediate results that autograd knows, by name, but those that gradients pass by."""
+        """Intermediate results that autograd knows, by name."""
         names = list(self._names.values())  # that of a view is made anew when it is asked for, which names tensors
-        return [
-            (name, tensor) for tensor, name in names if tensor.grad_fn is not None and id(tensor) not in self.bypassed
-        ]
+        return [(name, tensor) for tensor, name in names if tensor.grad_fn is not None]
 
     def versions(self) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
         """Return the fake tensors, and how often torch has seen each of them changed in place."""

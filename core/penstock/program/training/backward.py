@@ -35,12 +35,7 @@ from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, recording_in, recording_modes
 from penstock.program.training.recomputation import checkpoint_names, recompute
-from penstock.program.training.tape import (
-    leaves_of,
-    overwritten_values_named,
-    refuse_bypassed,
-    refuse_lost_gradients,
-)
+from penstock.program.training.tape import leaves_of, overwritten_values_named, refuse_lost_gradients
 
 
 def grad_name(name: str) -> str:
@@ -138,7 +133,7 @@ def append_backward(
             refuse_lost_gradients(recording, [loss.fake], wanted)
             with (
                 overwritten_values_named(repr(loss.name)),
-                _clipped_on_the_way(recording, loss),
+                _clipped_on_the_way(recording),
                 _named_on_the_way(recording),
             ):
                 grads = torch_gradients(loss.fake, seed, wanted)
@@ -165,10 +160,9 @@ def _check_named(what: str, **given: Any) -> None:
 
 
 @contextmanager
-def _clipped_on_the_way(recording: Recording, loss: Variable) -> Iterator[None]:
+def _clipped_on_the_way(recording: Recording) -> Iterator[None]:
     """Clip the gradients of variables that have an `error_clip`, as soon as they are whole."""
     found = [(recording.handles[name], clip) for name, clip in recording.error_clips.items() if clip is not None]
-    refuse_bypassed(recording, [loss.fake], [variable.fake for variable, _ in found])
     hooks = [variable.fake.register_hook(clip.clipped) for variable, clip in found if variable.fake.requires_grad]
     try:
         yield
@@ -408,7 +402,6 @@ def gradients(
         leaves += [look.leaf for look in lookups]
         results: list[torch.Tensor] = [v.fake for v in sums]
         refuse_lost_gradients(recording, results, leaves)
-        refuse_bypassed(recording, results, leaves)
         with overwritten_values_named(", ".join(repr(v.name) for v in sums)):
             found = torch_gradients(results, seeds, leaves, create_graph=True) if leaves else ()
         split = len(open_sources)

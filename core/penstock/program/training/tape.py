@@ -15,7 +15,7 @@ import torch
 
 from penstock.compat.torch import WITHOUT_DERIVATIVE
 from penstock.errors import ProgramError
-from penstock.program.record.recording import PASSED_BY, Recording
+from penstock.program.record.recording import Recording
 from penstock.program.record.source import user_line
 
 _OVERWRITTEN = "modified by an inplace operation"
@@ -66,18 +66,6 @@ def refuse_lost_gradients(
             "twice (a gradient penalty) of other layers, or stop the gradient there (stop_gradient = True)",
             operator=op.name if op else "",
         )
-
-
-def refuse_bypassed(recording: Recording, targets: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
-    """Raise ProgramError if a gradient of `targets` passes by one of `wanted`: probabilities of a cross entropy."""
-    found = [recording.bypassed[id(t)] for t in wanted if id(t) in recording.bypassed]
-    if not found:
-        return
-    nodes = set(_nodes([t.grad_fn for t in targets], ends=lambda node: False))
-    for tensor, logarithms in found:
-        if any(logs.grad_fn in nodes for logs in logarithms):
-            name = recording.name_of(tensor)
-            raise ProgramError(f"{user_line()}: the gradient of {name!r} is needed. {PASSED_BY}", variable=name)
 
 
 @contextmanager
