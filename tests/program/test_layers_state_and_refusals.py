@@ -142,3 +142,30 @@ def test_what_a_layer_cannot_do_is_refused_with_the_value(name: str) -> None:
         x = fluid.data("x", [-1, 4])
         with pytest.raises(ProgramError, match=text):
             build(x)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_cross_entropy_of_infinite_logarithms_is_finite(soft: bool) -> None:
+    main, p = fluid.Program(), np.array([[0.0, 0.5], [np.inf, 0.5], [1e-300, 0.5]])
+    with fluid.program_guard(main, fluid.Program()):
+        x = fluid.data("x", [-1, 2], "float64")
+        x.stop_gradient = False
+        label = L.cast(L.fill_constant_batch_size_like(x, [-1, 1], "int64", 0), "int64")
+        loss = L.cross_entropy(x, L.cast(L.one_hot(label, 2), "float64") if soft else label, soft_label=soft)
+        (slope,) = fluid.gradients(L.reduce_sum(loss), x)
+    found = fluid.Executor().run(main, {"x": p}, [loss, slope], scope=Scope())
+    np.testing.assert_allclose(found[0].ravel(), np.array([1e20, -1e20, 300 * np.log(10)]))
+    np.testing.assert_allclose(found[1], np.array([[0.0, 0.0], [0.0, 0.0], [-1e300, 0.0]]))
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_cross_entropy_of_a_softmax_that_underflows_is_64(soft: bool, dtype: str) -> None:
+    main, logits = fluid.Program(), np.array([[0.0, 800.0], [3.0, 3.0]], dtype)
+    with fluid.program_guard(main, fluid.Program()):
+        x = fluid.data("x", [-1, 2], dtype)
+        label = L.cast(L.fill_constant_batch_size_like(x, [-1, 1], "int64", 0), "int64")
+        target = L.cast(L.one_hot(label, 2), dtype) if soft else label
+        loss = L.cross_entropy(L.softmax(x), target, soft_label=soft)
+    (found,) = fluid.Executor().run(main, {"x": logits}, [loss], scope=Scope())
+    np.testing.assert_allclose(found.ravel(), np.array([64.0, np.log(2)]), rtol=1e-6)

@@ -6,7 +6,6 @@ Counters of metrics are buffers: one set a replica, replica 0's are saved.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from penstock.program.layers.expected import (
     expect_labels,
     expect_same_shape,
 )
-from penstock.program.layers.logits import softmax_of
 from penstock.program.layers.results import result
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.declared import written
@@ -33,15 +31,12 @@ from penstock.program.training.parameters import ParamAttr, create_persistable
 
 _NOT_IGNORED = -100  # Fluid's default: no label has it
 _INFINITE = 1e20  # what Fluid's TolerableValue puts in the place of an infinite logarithm
-_LOSS_OF_SOFTMAX = 64.0  # at most
+_LEAST_OF_SOFTMAX = math.exp(-64)  # of Fluid's, which cuts its exponents there
 
 
 @reads_unsized
 def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index: int = _NOT_IGNORED) -> Any:
-    """Return -log p[label] for each row, 1e20 where p is 0: there the gradient is 0.
-
-    Of p that a softmax made, reshaped since or not, it is computed from the logits: it is at most 64, and the gradient
-    of the logits is softmax - one_hot(label) wherever p underflows. None goes through p itself.
+    """Return -log p[label] for each row: 1e20 where p is 0, or at most 64 if p is of a softmax; then its gradient is 0.
 
     Shapes: input [n, classes] probabilities; label int64 [n, 1], or [n, classes] with soft_label; result [n, 1]. Label
     and result may lack the last 1.
@@ -50,35 +45,29 @@ def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index
         return cross_entropy(input, label.unsqueeze(-1), ignore_index=ignore_index).squeeze(-1)
     expect_labels("cross_entropy", input, label, soft=soft_label)
     with name_scope(default_main_program().unique("cross_entropy")):
-        values, log = _logarithm(input)
+        log = _log_of_softmax if _is_of_softmax(input) else _finite_log
         if soft_label:
-            return -(label * log(values)).sum(-1, keepdim=True)
-        loss = -log(torch.gather(values, -1, _indices(label, ignore_index)))
+            return -(label * log(input)).sum(-1, keepdim=True)
+        loss = -log(torch.gather(input, -1, _indices(label, ignore_index)))
         return result(_counted(loss, label, ignore_index), default_main_program().unique("cross_entropy2"), 0)
 
 
-def _logarithm(p: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Return (values, log): log(values) is log p, and of a part of the values that part of log p."""
-    made = None if p.dtype == torch.float16 else softmax_of(p)  # float16 has no number for e^-64
-    if made is None:
-        return p, _finite_log
-    if made.logits is None:
-        return p, lambda part: part.clamp_min(math.exp(-_LOSS_OF_SOFTMAX)).log()
-    logs = F.log_softmax(made.logits, made.axis)
-    return logs.reshape(p.shape) if made.is_reshaped else logs, _bounded
+def _is_of_softmax(p: Any) -> bool:
+    """Whether the operator before made p, such that its least value is not 0 in Fluid, but may underflow to 0 here."""
+    if p.dtype == torch.float16:  # has no such value
+        return False
+    made = (op for op in reversed(default_main_program().operators) if getattr(p, "name", None) in op.outputs)
+    return next((op.type.startswith("aten._softmax.") for op in made), False)
 
 
-def _bounded(logs: Any) -> Any:
-    """Logarithms of a softmax, at least -64 as Fluid's, which cuts its exponents there. The gradient is not cut."""
-    logs = logs.clamp_min(torch.finfo(logs.dtype).min)  # of logits of -inf
-    value = logs.detach()
-    return value.clamp_min(-_LOSS_OF_SOFTMAX) + (logs - value)
+def _log_of_softmax(p: Any) -> Any:
+    return p.clamp_min(_LEAST_OF_SOFTMAX).log()
 
 
 def _finite_log(p: Any) -> Any:
-    """log p; -1e20 and 1e20 where it is infinite, or the largest numbers that the dtype has."""
-    zero, most = p == 0, min(_INFINITE, torch.finfo(p.dtype).max)
-    return p.masked_fill(zero, 1.0).log().masked_fill(zero, -most).clamp_max(most)
+    """log p; -1e20 and 1e20 where it is infinite."""
+    zero = p == 0
+    return p.masked_fill(zero, 1.0).log().masked_fill(zero, -_INFINITE).clamp_max(_INFINITE)
 
 
 def _indices(label: Any, ignore_index: int) -> Any:
