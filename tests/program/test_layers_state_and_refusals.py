@@ -159,13 +159,30 @@ def test_cross_entropy_of_infinite_logarithms_is_finite(soft: bool) -> None:
 
 
 @pytest.mark.parametrize("soft", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_cross_entropy_of_a_softmax_that_underflows_is_64(soft: bool, dtype: str) -> None:
-    main, logits = fluid.Program(), np.array([[0.0, 800.0], [3.0, 3.0]], dtype)
+@pytest.mark.parametrize("reshaped", [False, True])
+@pytest.mark.parametrize(("dtype", "cut"), [("float32", 95.0), ("float64", 720.0)])
+def test_cross_entropy_of_a_softmax_is_at_most_64(soft: bool, reshaped: bool, dtype: str, cut: float) -> None:
+    main, gaps = fluid.Program(), [0.0, 63.0, 80.0, cut, 1000.0]
     with fluid.program_guard(main, fluid.Program()):
         x = fluid.data("x", [-1, 2], dtype)
+        x.stop_gradient = False
         label = L.cast(L.fill_constant_batch_size_like(x, [-1, 1], "int64", 0), "int64")
         target = L.cast(L.one_hot(label, 2), dtype) if soft else label
-        loss = L.cross_entropy(L.softmax(x), target, soft_label=soft)
-    (found,) = fluid.Executor().run(main, {"x": logits}, [loss], scope=Scope())
-    np.testing.assert_allclose(found.ravel(), np.array([64.0, np.log(2)]), rtol=1e-6)
+        p = L.softmax(x)
+        loss = L.cross_entropy(L.reshape(p, [-1, 2]) if reshaped else p, target, soft_label=soft)
+        (slope,) = fluid.gradients(L.reduce_sum(loss), x)
+    fed = np.array([[0.0, gap] for gap in gaps], dtype)
+    found, slopes = fluid.Executor().run(main, {"x": fed}, [loss, slope], scope=Scope())
+    np.testing.assert_allclose(found.ravel(), np.array([np.log(2), 63.0, 64.0, 64.0, 64.0]), rtol=1e-6)
+    expected = [[-0.5, 0.5], [-1.0, 1.0], [-1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
+    np.testing.assert_allclose(slopes, np.array(expected), rtol=1e-5)
+
+
+def test_cross_entropy_of_float16_ends_at_its_largest_number() -> None:
+    main, p = fluid.Program(), np.array([[0.0, 1.0], [0.5, 0.5]], "float16")
+    with fluid.program_guard(main, fluid.Program()):
+        x = fluid.data("x", [-1, 2], "float16")
+        label = L.cast(L.fill_constant_batch_size_like(x, [-1, 1], "int64", 0), "int64")
+        loss = L.cross_entropy(x, label)
+    (found,) = fluid.Executor().run(main, {"x": p}, [loss], scope=Scope())
+    np.testing.assert_allclose(found.ravel(), np.array([65504.0, np.log(2)]), rtol=1e-3)

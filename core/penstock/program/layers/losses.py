@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Xavier
+from penstock.program.ir import Ref
 from penstock.program.layers.expected import (
     expect_broadcast,
     expect_ids,
@@ -31,12 +32,15 @@ from penstock.program.training.parameters import ParamAttr, create_persistable
 
 _NOT_IGNORED = -100  # Fluid's default: no label has it
 _INFINITE = 1e20  # what Fluid's TolerableValue puts in the place of an infinite logarithm
-_LEAST_OF_SOFTMAX = math.exp(-64)  # of Fluid's, which cuts its exponents there
+_LEAST_LOG_OF_SOFTMAX = -64.0  # of Fluid's, which cuts its exponents there
+_RESHAPES = {f"aten.{name}" for name in ("view", "_unsafe_view", "squeeze", "unsqueeze")}
 
 
 @reads_unsized
 def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index: int = _NOT_IGNORED) -> Any:
-    """Return -log p[label] for each row: 1e20 where p is 0, or at most 64 if p is of a softmax; then its gradient is 0.
+    """Return -log p[label] for each row: 1e20 where p is 0, or at most 64 if p is of a softmax.
+
+    The gradient is -1 / p, and 0 where that is not finite.
 
     Shapes: input [n, classes] probabilities; label int64 [n, 1], or [n, classes] with soft_label; result [n, 1]. Label
     and result may lack the last 1.
@@ -53,21 +57,30 @@ def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index
 
 
 def _is_of_softmax(p: Any) -> bool:
-    """Whether the operator before made p, such that its least value is not 0 in Fluid, but may underflow to 0 here."""
-    if p.dtype == torch.float16:  # has no such value
-        return False
-    made = (op for op in reversed(default_main_program().operators) if getattr(p, "name", None) in op.outputs)
-    return next((op.type.startswith("aten._softmax.") for op in made), False)
+    """Whether a softmax made p, perhaps reshaped since: its least value is not 0 in Fluid, and may be 0 here."""
+    makers = {name: op for op in default_main_program().operators for name in op.output_names()}
+    made = makers.get(getattr(p, "name", ""))
+    while made is not None and made.type.rpartition(".")[0] in _RESHAPES and isinstance(made.args[0], Ref):
+        made = makers.get(made.args[0].name)
+    return made is not None and made.type.startswith("aten._softmax.")
 
 
 def _log_of_softmax(p: Any) -> Any:
-    return p.clamp_min(_LEAST_OF_SOFTMAX).log()
+    """log p, at least -64; the gradient is cut nowhere above where `_near_zero` begins."""
+    near = _near_zero(p)
+    logs = p.masked_fill(near, 1.0).log().masked_fill(near, _LEAST_LOG_OF_SOFTMAX)
+    return logs + (logs.clamp_min(_LEAST_LOG_OF_SOFTMAX) - logs).detach()
 
 
 def _finite_log(p: Any) -> Any:
-    """log p; -1e20 and 1e20 where it is infinite."""
-    zero = p == 0
-    return p.masked_fill(zero, 1.0).log().masked_fill(zero, -_INFINITE).clamp_max(_INFINITE)
+    """log p, with the largest numbers where it is infinite: at most `_INFINITE`."""
+    near, bound = _near_zero(p), min(_INFINITE, torch.finfo(p.dtype).max)
+    return torch.where(near, p.detach().log(), p.masked_fill(near, 1.0).log()).clamp(-bound, bound)
+
+
+def _near_zero(p: Any) -> Any:
+    """Where 1 / p is not finite: a gradient there would end a training, so it is 0."""
+    return p.abs() < 1 / torch.finfo(p.dtype).max
 
 
 def _indices(label: Any, ignore_index: int) -> Any:
