@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from penstock.process.private import read_private
 from penstock.protocol import recording
 from penstock.protocol.agent import Desired
 from penstock.protocol.frames import Frame, Kind, encode
@@ -52,12 +53,12 @@ def test_a_socket_moves_elsewhere_if_its_folders_path_is_long(tmp_path: Path) ->
 @pytest.mark.asyncio
 async def test_a_request_to_record_lies_beside_the_socket(listening: Listening) -> None:
     path = recording.request_path(listening.relay.path)
-    assert not recording.until(path, time.monotonic())
+    assert not recording.until(read_private(path), time.monotonic())
     before = time.monotonic()
     listening.relay.record_in_full(30)
-    assert before + 30 <= recording.until(path, time.monotonic()) <= time.monotonic() + 30
+    assert before + 30 <= recording.until(read_private(path), time.monotonic()) <= time.monotonic() + 30
     listening.relay.record_in_full(5)
-    assert recording.until(path, time.monotonic()) >= before + 30, "a shorter request ends no longer one"
+    assert recording.until(read_private(path), time.monotonic()) >= before + 30, "a shorter request ends no longer one"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     await listening.relay.close()
     listening.relay.record_in_full(5)

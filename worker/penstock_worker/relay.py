@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.errors import PeerError
-from penstock.process.private import write_private
+from penstock.process.private import read_private, write_private
 from penstock.protocol import recording
 from penstock.protocol.frames import MAX_FRAME_BYTES, SPOOLED, decode_header
 from penstock_worker.buffer import AGAIN, FrameBuffer
@@ -120,7 +120,7 @@ class Relay:
             return  # closed: nothing would remove the file
         path, now = recording.request_path(self.path), time.monotonic()
         try:
-            write_private(path, recording.encode(max(now + seconds, recording.until(path, now))))
+            write_private(path, recording.encode(max(now + seconds, recording.until(read_private(path), now))))
         except OSError as error:
             _log.warning("recording in full was not asked for on %s: %s", self.path, error)
 

@@ -46,3 +46,11 @@ def write_private(path: Path, content: bytes | str, *, durable: bool = False) ->
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def read_private(path: Path) -> bytes:
+    """Return what `write_private` has written; nothing where there is no file, or it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

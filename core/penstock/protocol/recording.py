@@ -24,14 +24,10 @@ def encode(until: float) -> bytes:
     return _DEADLINE.pack(until)
 
 
-def until(path: Path, now: float) -> float:
-    """Return until when a request holds, 0 if none does at this time.
+def until(content: bytes, now: float) -> float:
+    """Return until when a request of this content holds, 0 if it does not at this time.
 
     One that ends later than any can is of before the machine was booted.
     """
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return 0.0
     end = float(_DEADLINE.unpack(content)[0]) if len(content) == _DEADLINE.size else 0.0
     return end if now < end <= now + MAX_S else 0.0

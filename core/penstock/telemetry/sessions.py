@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.identity import Role
+from penstock.process.private import read_private
 from penstock.protocol import recording
 from penstock.protocol.contract import Attached, Managed
 from penstock.protocol.frames import Array, Column, Kind
@@ -215,11 +216,14 @@ class Watched(Session):
         finally:
             self.abandon()
 
+    def _is_asked_for_all(self) -> bool:
+        return self._request is not None and recording.until(read_private(self._request), time.monotonic()) > 0
+
     def _tick(self, interval_s: float) -> None:
         """Drain every source, and hand what there is to the sender."""
         began_s = time.thread_time()
         sample_s = 0.0
-        self.sampler.in_full = self._request is not None and recording.until(self._request, time.monotonic()) > 0
+        self.sampler.in_full = self._is_asked_for_all()
         with self._lock:
             for watch, got in [(watch, self._collect(watch)) for watch in list(self._watches)]:
                 items, packing_s = _pack(got.drafts)
