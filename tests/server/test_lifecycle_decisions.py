@@ -232,7 +232,7 @@ class JobMachine(RuleBasedStateMachine):
                 self.put_in_place_of(step.replica)
                 continue
             if step.to is J.RECOVERING and not step.is_restart:
-                assert not any(r.started for r in self.facts.replicas)
+                assert not self.facts.has_started
                 self.placed_again += 1
             self.go(step.to, step.reason, self.facts.restarts + step.is_restart)
 
@@ -257,7 +257,7 @@ class JobMachine(RuleBasedStateMachine):
         self.epoch += 1
         made = [replica(i, R.ASSIGNED) for i in range(trainers)]
         made += [replica(i, R.ASSIGNED, role="pserver") for i in range(pservers)]
-        self.facts = replace(self.facts, replicas=tuple(made), reason="", has_pservers=pservers > 0)
+        self.facts = replace(self.facts, replicas=tuple(made), reason="", has_pservers=pservers > 0, has_started=False)
         self.go(J.STARTING, "", self.facts.restarts)
         self.settle()
 
@@ -279,7 +279,8 @@ class JobMachine(RuleBasedStateMachine):
             ended_at=START + timedelta(seconds=self.clock) if after in TERMINAL_REPLICA else None,
         )
         replicas = (*self.facts.replicas[:i], changed, *self.facts.replicas[i + 1 :])
-        self.facts = replace(self.facts, replicas=replicas)
+        has_started = self.facts.has_started or after is R.RUNNING
+        self.facts = replace(self.facts, replicas=replicas, has_started=has_started)
         self.settle()
 
     @precondition(lambda self: self.facts.state not in TERMINAL_JOB | {J.STOPPING})
