@@ -330,11 +330,22 @@ class Client:
         """Replace what the server shows of the pilots of a cluster."""
         self._request("PUT", f"/clusters/{_segment(cluster)}/pilots", json={"pilots": list(pilots)})
 
-    def create_token(self, name: str, scopes: list[str], *, expires_in_s: int | None = None) -> TokenMade:
-        """Make an API token; the answer is the only place where its secret stands."""
-        body: dict[str, Any] = {"name": name, "scopes": scopes}
-        if expires_in_s is not None:
-            body["expires_in_s"] = expires_in_s
+    def create_token(
+        self,
+        name: str,
+        scopes: list[str] | None = None,
+        *,
+        role: str | None = None,
+        projects: Mapping[str, str] | None = None,
+        expires_in_s: int | None = None,
+    ) -> TokenMade:
+        """Make an API token; the answer is the only place where its secret stands.
+
+        One of these is given: `scopes`, or `role` ('viewer', 'runner', 'admin'), in all projects, or `projects`, the
+        role in each of those that the token is for.
+        """
+        given = {"scopes": scopes, "role": role, "projects": projects, "expires_in_s": expires_in_s}
+        body = {"name": name, **{field: value for field, value in given.items() if value is not None}}
         return cast(TokenMade, self._json("POST", "/tokens", json=body))
 
     def tokens(self) -> Iterator[Token]:

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from starlette.requests import HTTPConnection
 
 from penstock_server import acting
-from penstock_server.auth.principal import OPEN, Principal, scopes_of
-from penstock_server.problems import Problem
+from penstock_server.auth.principal import ANY, OPEN, READ, Principal, is_by_project, scopes_of
+from penstock_server.problems import NotFound, Problem
 from penstock_server.runtime import Runtime
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -69,10 +69,52 @@ async def guard(conn: HTTPConnection) -> None:
     if principal.by_cookie:
         _check_origin(conn, runtime)
     if not principal.may(needed):
-        wanted = " or ".join(sorted(needed)) or "none that can be given"
-        raise Problem(403, "forbidden", f"token {principal.name!r} lacks the scope that this needs: {wanted}")
+        raise _lacks(principal, needed)
+    if principal.projects is not None and ANY not in needed:
+        await _check_project(conn, runtime, principal, needed)
     conn.state.principal = principal
     _begin(conn, runtime, principal)
+
+
+def _lacks(principal: Principal, needed: Collection[str], where: str = "") -> Problem:
+    wanted = " or ".join(sorted(needed)) or "none that can be given"
+    return Problem(403, "forbidden", f"token {principal.name!r} lacks the scope that this needs{where}: {wanted}")
+
+
+async def _check_project(conn: HTTPConnection, runtime: Runtime, principal: Principal, needed: Collection[str]) -> None:
+    """Raise a problem if a token that is for some projects may not do this. A job of another project is not there."""
+    job_id = conn.path_params.get("job_id")
+    if job_id is not None:
+        project = await runtime.jobs.project_of(job_id)
+        if not principal.may_in(project, READ):
+            raise NotFound("job", job_id)
+        if not principal.may_in(project, needed):
+            raise _lacks(principal, needed, f" in project {project!r}")
+    elif not is_by_project(conn.scope.get("endpoint")):
+        raise Problem(
+            403,
+            "restricted_token",
+            f"token {principal.name!r} is for {_named(principal)} alone; this needs one for all projects",
+            hint="ask an administrator: penstock token create NAME --scope …",
+        )
+
+
+def _named(principal: Principal) -> str:
+    names = ", ".join(repr(name) for name in sorted(principal.projects or ()))
+    return f"project {names}" if len(principal.projects or ()) == 1 else f"projects {names}"
+
+
+def require_project(principal: Principal, project: str, needed: Collection[str]) -> None:
+    """Raise a problem (403) unless one of the scopes that are needed is held in a project that the caller names."""
+    if principal.may_in(project, needed):
+        return
+    allowed = ", ".join(sorted(principal.projects_with(needed) or ())) or "none"
+    raise Problem(
+        403,
+        "foreign_project",
+        f"token {principal.name!r} may not do this in project {project!r}",
+        hint=f"name one that it may: {allowed} ('project' in a job's description)",
+    )
 
 
 def _begin(conn: HTTPConnection, runtime: Runtime, principal: Principal | None) -> None:

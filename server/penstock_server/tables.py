@@ -65,6 +65,7 @@ class JobRow(Base):
         Index("ix_jobs_state_id", "state", "id"),
         Index("ix_jobs_state_project_priority_id", "state", "project", "priority", "id"),
         Index("ix_jobs_name_id", "name", "id", postgresql_ops={"name": "varchar_pattern_ops"}),  # for LIKE 'start%'
+        Index("ix_jobs_project_id", "project", "id"),
     )
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
     name: Mapped[str]
@@ -191,7 +192,11 @@ class ReplicaRow(Base):
 
 
 class TokenRow(Base):
-    """A secret that opens something; only its keyed hash is kept. `kind`: user, node, join, login, session."""
+    """A secret that opens something; only its keyed hash is kept. `kind`: user, node, join, login, session.
+
+    `projects`: the role in each project that it is for; None: its scopes hold in all. `made_by`: of a login code and a
+    session, the token that asked for it, with which they end.
+    """
 
     __tablename__ = "tokens"
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
@@ -199,6 +204,8 @@ class TokenRow(Base):
     name: Mapped[str]
     hash: Mapped[str] = mapped_column(String(64), unique=True)
     scopes: Mapped[list[str]]
+    projects: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    made_by: Mapped[str | None] = mapped_column(_ID)
     node_id: Mapped[str | None] = mapped_column(_ID, ForeignKey("nodes.id"))
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime | None]

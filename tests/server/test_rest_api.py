@@ -147,7 +147,8 @@ async def test_idempotency_key_gives_the_same_job_and_refuses_another(server: Se
 async def test_token_works_within_its_scopes_until_it_is_revoked(server: Server) -> None:
     made = (await server.http.post("/api/v1/tokens", json={"name": "reader", "scopes": ["read"]})).json()
     as_reader = {"Authorization": f"Bearer {made['token']}"}
-    assert (await server.http.get("/api/v1/me", headers=as_reader)).json() == {"name": "reader", "scopes": ["read"]}
+    me = (await server.http.get("/api/v1/me", headers=as_reader)).json()
+    assert me == {"name": "reader", "scopes": ["read"], "projects": None}
     assert (await server.http.get("/api/v1/jobs", headers=as_reader)).status_code == 200
     body = {"spec": {"name": "x", "entrypoint": ["x"]}}
     refused = await server.http.post("/api/v1/jobs", json=body, headers=as_reader)

@@ -1,4 +1,5 @@
 /** REST calls. Every failure becomes an `ApiError` that says what was asked, what came back and what to do. */
+import type { Grant } from "./store/tokens";
 import type {
   Advice,
   Diagnosis,
@@ -14,6 +15,8 @@ import type {
   Problem,
   PythonStacks,
   SeriesSet,
+  TokenMade,
+  TokenRow,
 } from "./types";
 
 const BASE = "/api/v1";
@@ -91,6 +94,9 @@ export const api = {
     get<Page<Job>>(`/jobs?page_size=200${pageToken === null ? "" : `&page_token=${enc(pageToken)}`}`),
   nodes: () => get<Page<NodeRow>>("/nodes?page_size=200"),
   pilots: () => get<{ readonly items: readonly PilotRow[] }>("/pilots"),
+  tokens: () => get<{ readonly items: readonly TokenRow[] }>("/tokens"),
+  createToken: (asked: { readonly name: string } & Grant) => answer<TokenMade>("POST", "/tokens", asked),
+  revokeToken: async (id: string): Promise<void> => void (await request("DELETE", `/tokens/${enc(id)}`)),
   events: (jobId: string) => get<Page<EventRow>>(`/jobs/${enc(jobId)}/events?page_size=200`),
   why: (jobId: string) => get<Diagnosis>(`/jobs/${enc(jobId)}/why`),
   record: (jobId: string, seconds: number) =>

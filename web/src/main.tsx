@@ -10,6 +10,7 @@ import "./styles/crash.css";
 import "./styles/logs.css";
 import "./styles/ranks.css";
 import "./styles/stacks.css";
+import "./styles/token-form.css";
 import { effect } from "@preact/signals";
 import { render } from "preact";
 import { listenToKeys } from "./keyboard";
@@ -27,6 +28,7 @@ import { JobPage } from "./views/job";
 import { JobsPage } from "./views/jobs";
 import { LoginPage } from "./views/login";
 import { NodesPage } from "./views/nodes";
+import { TokensPage } from "./views/tokens";
 
 function Page() {
   const at = route.value;
@@ -45,6 +47,8 @@ function Page() {
       return <JobsPage />;
     case "nodes":
       return <NodesPage />;
+    case "tokens":
+      return <TokensPage />;
     case "job":
       return <JobPage key={at.jobId} jobId={at.jobId} />;
     case "missing":

@@ -26,6 +26,7 @@ export type Route =
   | { readonly page: "login" }
   | { readonly page: "jobs" }
   | { readonly page: "nodes" }
+  | { readonly page: "tokens" }
   | { readonly page: "job"; readonly jobId: string; readonly tab: Tab; readonly op: number | null }
   | { readonly page: "missing"; readonly path: string };
 
@@ -34,6 +35,7 @@ export function parseRoute(at: URL): Route {
   if (path === "/login") return { page: "login" };
   if (path === "/" || path === "/jobs") return { page: "jobs" };
   if (path === "/nodes") return { page: "nodes" };
+  if (path === "/tokens") return { page: "tokens" };
   const job = /^\/jobs\/([^/]+)$/.exec(path)?.[1];
   if (job === undefined) return { page: "missing", path };
   const wanted = at.searchParams.get("tab");

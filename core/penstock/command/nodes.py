@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from penstock import settings
 from penstock.command.options import Json, Token, Url, memory_option
 from penstock.command.output import emit_json, emit_table, note
 from penstock.command.profile import connect
+
+if TYPE_CHECKING:
+    from penstock.client import Token as TokenOf  # loads httpx
 
 token_commands = typer.Typer(no_args_is_help=True, help="API tokens.")
 agent_commands = typer.Typer(no_args_is_help=True, help="The agent that runs jobs on a machine.")
@@ -46,16 +49,50 @@ def nodes(url: Url = None, token: Token = None, json: Json = False) -> None:
 @token_commands.command("create")
 def create_token(
     name: Annotated[str, typer.Argument(help="what the token is for")],
-    scope: Annotated[list[str], typer.Option("--scope", help="read, submit, attach or admin; may be repeated")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option("--scope", help="read, submit, attach or admin, in all projects; may be repeated"),
+    ] = None,
+    role: Annotated[str | None, typer.Option("--role", help="viewer, runner or admin: instead of scopes")] = None,
+    project: Annotated[
+        list[str] | None,
+        typer.Option("--project", metavar="NAME[=ROLE]", help="for this project alone; may be repeated (default: all)"),
+    ] = None,
     expires_in: Annotated[int | None, typer.Option("--expires-in", metavar="SECONDS", min=1)] = None,
     url: Url = None,
     token: Token = None,
     json: Json = False,
 ) -> None:
     """Make a token. Its secret is printed once and kept nowhere."""
+    projects = _roles(project or [], role)
+    if (scope is not None) + (role is not None or bool(projects)) != 1:
+        raise typer.BadParameter("give --scope, or --role, or --project with a role: one way of saying what it may do")
     with connect(url, token) as client:
-        made = client.create_token(name, scope, expires_in_s=expires_in)
+        if projects:
+            made = client.create_token(name, projects=projects, expires_in_s=expires_in)
+        else:
+            made = client.create_token(name, scope, role=role, expires_in_s=expires_in)
     emit_json(made) if json else print(made["token"])
+
+
+def _roles(projects: list[str], role: str | None) -> dict[str, str]:
+    """Return the role in each project; one that names none has `role`. Raises BadParameter."""
+    found: dict[str, str] = {}
+    for text in projects:
+        name, _, own = text.partition("=")
+        chosen = own or role
+        if not chosen:
+            raise typer.BadParameter(f"--project {text} has no role; write {name}=viewer, or give --role")
+        if found.setdefault(name, chosen) != chosen:
+            raise typer.BadParameter(f"--project {name} is given as {found[name]} and as {chosen}")
+    return found
+
+
+def _powers(item: TokenOf) -> str:
+    projects = item.get("projects")  # an older server sends none
+    if projects is None:
+        return ",".join(item["scopes"])
+    return ",".join(f"{name}={role}" for name, role in sorted(projects.items()))
 
 
 @token_commands.command("list")
@@ -67,10 +104,13 @@ def list_tokens(url: Url = None, token: Token = None, json: Json = False) -> Non
         emit_json(found)
         return
     rows = [
-        [item["id"], item["name"], ",".join(item["scopes"]), item["expires_at"] or "never", item["revoked_at"] or "-"]
+        [
+            item["id"], item["name"], _powers(item), item["expires_at"] or "never", item["last_used_at"] or "-",
+            item["revoked_at"] or "-",
+        ]
         for item in found
-    ]
-    emit_table(["TOKEN", "NAME", "SCOPES", "EXPIRES", "REVOKED"], rows, empty="there are no tokens")
+    ]  # fmt: skip
+    emit_table(["TOKEN", "NAME", "SCOPES", "EXPIRES", "LAST USED", "REVOKED"], rows, empty="there are no tokens")
 
 
 @token_commands.command("revoke")
@@ -80,7 +120,7 @@ def revoke_token(
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Make a token worthless."""
+    """Make a token worthless, and end the browser sessions that were opened by it."""
     with connect(url, token) as client:
         client.revoke_token(token_id)
     if json:

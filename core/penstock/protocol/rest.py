@@ -265,6 +265,7 @@ class Token(TypedDict):
     kind: str
     last_used_at: str | None
     name: str
+    projects: dict[str, str] | None
     revoked_at: str | None
     scopes: list[str]
 
@@ -276,6 +277,7 @@ class TokenMade(TypedDict):
     kind: str
     last_used_at: str | None
     name: str
+    projects: dict[str, str] | None
     revoked_at: str | None
     scopes: list[str]
     token: str

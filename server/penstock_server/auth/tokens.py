@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,7 +15,7 @@ from sqlalchemy.engine import CursorResult
 
 from penstock.process.private import write_private
 from penstock_server import acting
-from penstock_server.auth.principal import Principal
+from penstock_server.auth.principal import Principal, Role
 from penstock_server.auth.secrets import TokenKind, keyed_hash, load_pepper, new_secret
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
@@ -26,6 +26,7 @@ from penstock_server.uuid7 import uuid7
 ADMIN_FILE = "admin.token"
 SESSION_S = 7 * 24 * 3600.0
 LOGIN_S = 300.0
+BROWSER_SCOPES = ("read", "submit", "admin")
 _BEARERS: frozenset[TokenKind] = frozenset({"user", "node"})
 _LASTING = _BEARERS | {"session"}
 _LAST_USED_EVERY_S = 60.0
@@ -75,6 +76,8 @@ class Tokens:
         *,
         expires_in_s: float | None = None,
         node_id: str | None = None,
+        projects: Mapping[str, Role] | None = None,
+        made_by: str | None = None,
     ) -> Minted:
         """Add a new token to the transaction."""
         now = self._clock.now()
@@ -86,6 +89,8 @@ class Tokens:
             hash=keyed_hash(self._pepper, secret),
             scopes=sorted(scopes),
             node_id=node_id,
+            projects=None if projects is None else dict(projects),
+            made_by=made_by,
             created_at=now,
             expires_at=None if expires_in_s is None else now + timedelta(seconds=expires_in_s),
         )
@@ -131,12 +136,15 @@ class Tokens:
         return await self.take(tx, "join", secret) is not None
 
     async def revoke(self, token_id: str) -> None:
-        """Revoke one token for good. Raises NotFound, or Conflict if no administrator would be left."""
+        """Revoke one token for good, with the sessions that were opened by it.
+
+        Raises NotFound, or Conflict if no administrator would be left.
+        """
         async with self._db.write() as tx:
             await self._keep_an_administrator(tx, token_id)
             statement = (
                 update(TokenRow)
-                .where(TokenRow.id == token_id, TokenRow.revoked_at.is_(None))
+                .where(or_(TokenRow.id == token_id, TokenRow.made_by == token_id), TokenRow.revoked_at.is_(None))
                 .values(revoked_at=self._clock.now())
             )
             result = cast("CursorResult[object]", await tx.session.execute(statement))
@@ -145,13 +153,38 @@ class Tokens:
             tx.subject = token_id
         self.forget()
 
+    async def login(self, tx: Tx, asker: Principal) -> Minted:
+        """Make a login code; its session may do in a browser what the asker may, and ends with the asker's token."""
+        row = await tx.session.get_one(TokenRow, asker.token_id)
+        scopes = [scope for scope in BROWSER_SCOPES if asker.may({scope})]
+        made_by = row.made_by or row.id
+        return self.mint(
+            tx, "login", "login code", scopes, expires_in_s=LOGIN_S, projects=asker.projects, made_by=made_by
+        )
+
+    async def open_session(self, tx: Tx, code: str) -> Minted | None:
+        """Turn a login code into a session, or return None if it is no good."""
+        row = await self.take(tx, "login", code)
+        if row is None:
+            return None
+        made_by = None if row.made_by is None else await tx.session.get(TokenRow, row.made_by)
+        lasts_s = SESSION_S
+        if made_by is not None:
+            if not _valid(made_by, self._clock.now()):
+                return None
+            if made_by.expires_at is not None:
+                lasts_s = min(SESSION_S, (made_by.expires_at - self._clock.now()).total_seconds())
+        return self.mint(
+            tx, "session", "browser", row.scopes, expires_in_s=lasts_s, projects=row.projects, made_by=row.made_by
+        )
+
     async def _keep_an_administrator(self, tx: Tx, token_id: str) -> None:
         is_valid = (
             TokenRow.revoked_at.is_(None),
             or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > self._clock.now()),
         )
         rows = (await tx.session.execute(select(TokenRow).where(TokenRow.kind == "user", *is_valid))).scalars()
-        lasting = {row.id for row in rows if "admin" in row.scopes}
+        lasting = {row.id for row in rows if "admin" in row.scopes and row.projects is None}
         if lasting == {token_id}:
             raise Conflict(
                 "last_admin_token",
@@ -170,7 +203,7 @@ class Tokens:
             return None
         self._note_use(row.id)
         kind = cast("TokenKind", row.kind)
-        return Principal(row.id, kind, row.name, frozenset(row.scopes), row.node_id, by_cookie)
+        return Principal(row.id, kind, row.name, frozenset(row.scopes), row.node_id, by_cookie, row.projects)
 
     async def _find(self, secret: str, kinds: Collection[TokenKind]) -> TokenRow | None:
         hashed = keyed_hash(self._pepper, secret)

@@ -8,14 +8,15 @@ from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import select
 
 from penstock.errors import Bug
-from penstock_server.auth.principal import authenticated, scoped, unauthenticated
+from penstock_server.auth.principal import Principal, authenticated, by_project, scoped, unauthenticated
 from penstock_server.auth.secrets import TokenKind
-from penstock_server.auth.tokens import LOGIN_S, SESSION_S, Minted
+from penstock_server.auth.tokens import SESSION_S, Minted
 from penstock_server.description import problems
-from penstock_server.guard import count_wrong, origin_allowed
-from penstock_server.problems import Problem
+from penstock_server.guard import count_wrong, origin_allowed, require_project
+from penstock_server.problems import NotFound, Problem
 from penstock_server.routers.deps import Asker, Id, PageSize, PageToken, Server
-from penstock_server.schemas import api
+from penstock_server.schemas import api, tokens
+from penstock_server.services.audit import Visible
 from penstock_server.services.pages import DEFAULT_SIZE
 from penstock_server.services.views import columns
 from penstock_server.tables import TokenRow
@@ -24,29 +25,46 @@ router = APIRouter(prefix="/api/v1", tags=["access"])
 
 MAX_TIME_S = 4_102_444_800.0  # 2100
 TIME = "seconds since 1970, UTC; `until_s` is not included"
-_BROWSER_SCOPES = ("read", "submit", "admin")
+ADMIN = frozenset({"admin"})
 
 
 @router.get("/me", operation_id="getMe")
 @authenticated
-async def get_me(asker: Asker) -> api.Me:
+async def get_me(asker: Asker) -> tokens.Me:
     """Return the principal of the request."""
-    return api.Me(name=asker.name, scopes=sorted(asker.scopes))
+    return tokens.Me(name=asker.name, scopes=sorted(asker.scopes), projects=asker.projects)
 
 
 @router.post("/tokens", status_code=201, operation_id="createToken")
 @scoped("admin")
-async def create_token(server: Server, body: api.TokenRequest) -> api.TokenMade:
-    """Make a token; its secret is in this answer and nowhere else."""
+@by_project
+async def create_token(server: Server, asker: Asker, body: tokens.TokenRequest) -> tokens.TokenMade:
+    """Make a token; its secret is in this answer and nowhere else.
+
+    One of `scopes`, `role` (in all projects) and `projects` (a role in each) is given. An administrator of projects
+    makes tokens for these.
+    """
+    if asker.projects is not None:
+        if body.projects is None:
+            raise Problem(
+                403, "restricted_token", f"token {asker.name!r} makes tokens for projects alone",
+                hint=f"give 'projects', of {', '.join(sorted(asker.projects_with(ADMIN) or ()))}",
+            )  # fmt: skip
+        for project in body.projects:
+            require_project(asker, project, ADMIN)
     async with server.database.write() as tx:
-        minted = server.tokens.mint(tx, "user", body.name, body.scopes, expires_in_s=body.expires_in_s)
-    return api.TokenMade(**columns(api.Token, minted.row), token=minted.secret)
+        minted = server.tokens.mint(
+            tx, "user", body.name, body.granted(), expires_in_s=body.expires_in_s, projects=body.projects
+        )
+    return tokens.TokenMade(**columns(tokens.Token, minted.row), token=minted.secret)
 
 
 @router.get("/audit", operation_id="listAudit")
 @scoped("admin")
+@by_project
 async def list_audit(
     server: Server,
+    asker: Asker,
     token: Annotated[str | None, Query(max_length=255, description="its id or name", examples=["admin"])] = None,
     subject: Annotated[str | None, Query(max_length=255, description="what was changed", examples=["default"])] = None,
     since_s: Annotated[float | None, Query(ge=0, le=MAX_TIME_S, description=TIME, examples=[1_767_225_600])] = None,
@@ -54,27 +72,52 @@ async def list_audit(
     page_size: PageSize = DEFAULT_SIZE,
     page_token: PageToken = None,
 ) -> api.Page[api.AuditEntry]:
-    """List the requests that changed something, and refused ones beyond the limit of wrong tokens; newest first."""
+    """List the requests that changed something, and refused ones beyond the limit of wrong tokens; newest first.
+
+    An administrator of projects sees what was done to their jobs, to their tokens, and to them.
+    """
+    only = None if asker.projects is None else await _visible(server, asker)
     return await server.audit.page(
-        by=token, subject=subject, since_s=since_s, until_s=until_s, size=page_size, token=page_token
+        by=token, subject=subject, since_s=since_s, until_s=until_s, size=page_size, token=page_token, only=only
     )
+
+
+async def _visible(server: Server, asker: Principal) -> Visible:
+    known = {row.id for row in await _tokens(server, asker)}
+    return Visible(asker.projects_with(ADMIN) or frozenset(), known)
+
+
+async def _tokens(server: Server, asker: Principal) -> list[TokenRow]:
+    """Return the tokens that a principal manages, oldest first: those of nodes and clusters only without projects."""
+    statement = select(TokenRow).where(TokenRow.kind.in_(["user", "node", "pilot"])).order_by(TokenRow.id)
+    async with server.database.read() as session:
+        rows = (await session.execute(statement)).scalars().all()
+    mine = asker.projects_with(ADMIN)
+    return [row for row in rows if mine is None or (row.projects is not None and mine.issuperset(row.projects))]
 
 
 @router.get("/tokens", operation_id="listTokens")
 @scoped("admin")
-async def list_tokens(server: Server) -> api.Items[api.Token]:
-    """List tokens of people and nodes, and join tokens of clusters, oldest first, without their secrets."""
-    statement = select(TokenRow).where(TokenRow.kind.in_(["user", "node", "pilot"])).order_by(TokenRow.id)
-    async with server.database.read() as session:
-        rows = (await session.execute(statement)).scalars().all()
-    items = [api.Token(**{**columns(api.Token, row), "last_used_at": server.tokens.last_used(row)}) for row in rows]
+@by_project
+async def list_tokens(server: Server, asker: Asker) -> api.Items[tokens.Token]:
+    """List tokens of people and nodes, and join tokens of clusters, oldest first, without their secrets.
+
+    An administrator of projects sees those that are for these alone.
+    """
+    rows = await _tokens(server, asker)
+    items = [
+        tokens.Token(**{**columns(tokens.Token, row), "last_used_at": server.tokens.last_used(row)}) for row in rows
+    ]
     return api.Items(items=items)
 
 
 @router.delete("/tokens/{token_id:id}", status_code=204, operation_id="revokeToken", responses=problems(409))
 @scoped("admin")
-async def revoke_token(server: Server, token_id: Id) -> None:
-    """Revoke a token for good."""
+@by_project
+async def revoke_token(server: Server, asker: Asker, token_id: Id) -> None:
+    """Revoke a token for good, and end the browser sessions that were opened by it."""
+    if asker.projects is not None and token_id not in {row.id for row in await _tokens(server, asker)}:
+        raise NotFound("token", token_id)
     await server.tokens.revoke(token_id)
 
 
@@ -90,11 +133,15 @@ async def create_join_token(server: Server, body: api.JoinTokenRequest | None = 
 
 
 @router.post("/login-codes", status_code=201, operation_id="createLoginCode")
-@scoped("admin")
-async def create_login_code(server: Server) -> api.LoginCode:
-    """Make a code that opens one browser session: `/login#code=<code>`."""
+@scoped("read")
+@by_project
+async def create_login_code(server: Server, asker: Asker) -> api.LoginCode:
+    """Make a code that opens one browser session: `/login#code=<code>`.
+
+    The session may do what the token may that asked for it, and ends with that.
+    """
     async with server.database.write() as tx:
-        minted = server.tokens.mint(tx, "login", "login code", [], expires_in_s=LOGIN_S)
+        minted = await server.tokens.login(tx, asker)
     return api.LoginCode(code=minted.secret, expires_at=_expiry(minted))
 
 
@@ -107,7 +154,8 @@ async def open_session(server: Server, request: Request, response: Response, bod
     if origin is not None and not origin_allowed(origin, scheme=request.url.scheme, host=host, extra=extra):
         raise Problem(403, "foreign_origin", f"a page of {origin!r} may not log in here")
     async with server.database.write() as tx:
-        if await server.tokens.take(tx, "login", body.code) is None:
+        minted = await server.tokens.open_session(tx, body.code)
+        if minted is None:
             count_wrong(request, server)
             raise Problem(
                 401,
@@ -115,7 +163,6 @@ async def open_session(server: Server, request: Request, response: Response, bod
                 "the login code is unknown, expired or used",
                 hint="make a new one with `penstock login-link`",
             )
-        minted = server.tokens.mint(tx, "session", "browser", _BROWSER_SCOPES, expires_in_s=SESSION_S)
     response.set_cookie(
         server.tokens.cookie,
         minted.secret,

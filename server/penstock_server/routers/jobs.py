@@ -11,8 +11,9 @@ from penstock.identity import Role
 from penstock.protocol.frames import Kind
 from penstock.protocol.recording import MAX_S
 from penstock.protocol.states import TERMINAL_REPLICA, JobState, ReplicaState
-from penstock_server.auth.principal import scoped
+from penstock_server.auth.principal import READ, by_project, scoped
 from penstock_server.description import problems
+from penstock_server.guard import require_project
 from penstock_server.problems import NotFound, Problem
 from penstock_server.routers.compression import compressed
 from penstock_server.routers.deps import Asker, Id, IfMatch, PageSize, PageToken, Server, version_of
@@ -28,6 +29,7 @@ _KIND = "|".join(str(kind.value) for kind in Kind)
 KINDS = f"^({_KIND})(,({_KIND}))*$"
 NAME_START = "^[a-z0-9._-]{1,63}$"
 MAX_WAIT_S = 60.0
+SUBMIT = frozenset({"submit"})
 MAX_VERSION = (1 << 31) - 1
 MAX_LOG_BYTES = 1 << 20
 MAX_FRAMES_BYTES = 16 << 20
@@ -38,6 +40,7 @@ FRAMES = "application/vnd.penstock.frames"
 
 @router.post("/jobs", status_code=201, operation_id="submitJob", responses=problems(409))
 @scoped("submit")
+@by_project
 async def submit_job(
     server: Server,
     asker: Asker,
@@ -45,11 +48,13 @@ async def submit_job(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> api.Job:
     """Queue a job."""
+    require_project(asker, body.spec.project, SUBMIT)
     return await server.jobs.submit(body.spec, asker, idempotency_key)
 
 
 @router.get("/jobs", operation_id="listJobs")
 @scoped("read")
+@by_project
 async def list_jobs(
     server: Server,
     asker: Asker,
@@ -60,7 +65,10 @@ async def list_jobs(
     page_token: PageToken = None,
 ) -> api.Page[api.Job]:
     """List jobs, newest first."""
-    page = await server.jobs.page(state=state, name=name, search=search, size=page_size, token=page_token)
+    projects = asker.projects_with(READ)
+    page = await server.jobs.page(
+        state=state, name=name, search=search, size=page_size, token=page_token, projects=projects
+    )
     return api.Page(items=[for_reader(job, asker) for job in page.items], next_page_token=page.next_page_token)
 
 
@@ -223,8 +231,10 @@ replicas = APIRouter(prefix="/api/v1", tags=["replicas"])
 
 @replicas.get("/replicas", operation_id="listReplicas")
 @scoped("read")
+@by_project
 async def list_replicas(
     server: Server,
+    asker: Asker,
     role: Role | None = None,
     job_id: str | None = None,
     attempt: Annotated[int | None, Query(ge=0, le=MAX_ATTEMPT)] = None,
@@ -232,7 +242,9 @@ async def list_replicas(
     page_token: PageToken = None,
 ) -> api.Page[api.Replica]:
     """List registered trainers and pservers of all attempts, newest first."""
-    return await server.jobs.replicas(role=role, job_id=job_id, attempt=attempt, size=page_size, token=page_token)
+    return await server.jobs.replicas(
+        role=role, job_id=job_id, attempt=attempt, size=page_size, token=page_token, projects=asker.projects_with(READ)
+    )
 
 
 @replicas.get(
@@ -243,10 +255,11 @@ async def list_replicas(
     responses={200: {"content": {"application/json": {"schema": {"type": "object"}}}}},
 )
 @scoped("read")
-async def get_graph(server: Server, request: Request, graph_hash: Id) -> Response:
+@by_project
+async def get_graph(server: Server, asker: Asker, request: Request, graph_hash: Id) -> Response:
     """Return a graph document. It never changes."""
     if len(graph_hash) != 64:
         raise NotFound("graph", graph_hash[:80])
-    text = await server.storage.graph(graph_hash)
+    text = await server.storage.graph(graph_hash, asker.projects_with(READ))
     headers = {"Cache-Control": "private, max-age=31536000, immutable"}
     return await compressed(request, text.encode(), media_type="application/json", headers=headers)

@@ -7,11 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import FileResponse
 
-from penstock_server.auth.principal import scoped, unauthenticated
+from penstock_server.auth.principal import by_project, scoped, unauthenticated
 from penstock_server.description import problems
 from penstock_server.guard import count_wrong
 from penstock_server.problems import NotFound, Problem
-from penstock_server.routers.deps import Id, Server
+from penstock_server.routers.deps import Asker, Id, Server
 from penstock_server.schemas import api
 
 router = APIRouter(prefix="/api/v1", tags=["nodes"])
@@ -20,6 +20,7 @@ CLUSTER_NAME = r"^[a-z0-9][a-z0-9-]{0,30}$"
 
 @router.get("/nodes", operation_id="listNodes")
 @scoped("read")
+@by_project  # nodes are of all projects, and no job is in this answer
 async def list_nodes(server: Server) -> api.Page[api.Node]:
     """List all nodes."""
     return api.Page(items=await server.nodes.page())
@@ -60,9 +61,13 @@ async def drain_node(server: Server, node_id: Id) -> api.Node:
 
 @router.get("/pilots", operation_id="listPilots")
 @scoped("read")
-async def list_pilots(server: Server) -> api.Items[api.Pilot]:
+@by_project  # as nodes
+async def list_pilots(server: Server, asker: Asker) -> api.Items[api.Pilot]:
     """List the agents that other schedulers were asked for, as `penstock cluster` has reported them last."""
-    return api.Items(items=server.pilots.all())
+    found = server.pilots.all()
+    if asker.projects is not None:  # reasons name the jobs that pilots are for
+        found = [pilot.model_copy(update={"reason": ""}) for pilot in found]
+    return api.Items(items=found)
 
 
 @router.put("/clusters/{cluster}/pilots", operation_id="reportPilots")
@@ -90,6 +95,7 @@ snapshots = APIRouter(prefix="/api/v1", tags=["snapshots"])
     },
 )
 @scoped("submit")
+@by_project  # stored under its content's hash, which gives nothing to those who do not know it
 async def upload_snapshot(server: Server, request: Request) -> api.Snapshot:
     """Store the tar.gz of a workdir under its SHA-256."""
     return await server.storage.save_snapshot(request.stream())

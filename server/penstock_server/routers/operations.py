@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import generate_latest
 from sqlalchemy import text
 
-from penstock_server.auth.principal import scoped, unauthenticated
+from penstock_server.auth.principal import by_project, scoped, unauthenticated
 from penstock_server.db import DatabaseAway
 from penstock_server.problems import Problem
 from penstock_server.routers.deps import Server
@@ -58,6 +58,7 @@ async def get_server_metrics(server: Server) -> Response:
 
 @router.get("/openapi.json", operation_id="getOpenApi", include_in_schema=False)
 @scoped("read")
+@by_project
 async def get_openapi(request: Request) -> dict[str, Any]:
     """The description of this API."""
     described: dict[str, Any] = request.app.openapi()

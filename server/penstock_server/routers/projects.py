@@ -7,8 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from penstock.protocol.jobspec import NAME
-from penstock_server.auth.principal import scoped
-from penstock_server.routers.deps import Server
+from penstock_server.auth.principal import READ, by_project, scoped
+from penstock_server.guard import require_project
+from penstock_server.routers.deps import Asker, Server
+from penstock_server.routers.jobs import SUBMIT
 from penstock_server.schemas import api
 
 router = APIRouter(prefix="/api/v1", tags=["projects"])
@@ -16,16 +18,19 @@ router = APIRouter(prefix="/api/v1", tags=["projects"])
 
 @router.post("/jobs:plan", operation_id="planJob", tags=["jobs"])
 @scoped("submit")
-async def plan_job(server: Server, body: api.Submission) -> api.Plan:
+@by_project
+async def plan_job(server: Server, asker: Asker, body: api.Submission) -> api.Plan:
     """Say where a job would be placed now, or why it would wait; with a reason for each node. Nothing is reserved."""
+    require_project(asker, body.spec.project, SUBMIT)
     return await server.plans.of(body.spec)
 
 
 @router.get("/projects", operation_id="listProjects")
 @scoped("read")
-async def list_projects(server: Server) -> api.Items[api.Project]:
+@by_project
+async def list_projects(server: Server, asker: Asker) -> api.Items[api.Project]:
     """List the projects that have a share or quotas of their own, or jobs that run or wait."""
-    return api.Items(items=await server.projects.all())
+    return api.Items(items=await server.projects.all(asker.projects_with(READ)))
 
 
 @router.put("/projects/{project}", operation_id="setProject")

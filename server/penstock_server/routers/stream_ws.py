@@ -19,12 +19,13 @@ from penstock.protocol.stream import (
     Unsubscribe,
 )
 from penstock.protocol.wire import parse
-from penstock_server.auth.principal import scoped
+from penstock_server.auth.principal import by_project, scoped
 from penstock_server.guard import principal_of
+from penstock_server.problems import NotFound
 from penstock_server.routers.deps import runtime_of
 from penstock_server.runtime import Runtime
 from penstock_server.schemas import api
-from penstock_server.secrecy import SEES_ENV, without_env
+from penstock_server.secrecy import Sight
 from penstock_server.streams.browser import MAX_REPLAY_BYTES, Browser, SlowBrowser, replay
 from penstock_server.streams.hub import SHOWN, Subscription
 from penstock_server.streams.queue import SLOW, LogWish
@@ -37,12 +38,13 @@ SNAPSHOT_POINTS = 2000
 
 @router.websocket("/stream")
 @scoped("read")
+@by_project
 async def stream(socket: WebSocket) -> None:
     """Serve one browser until it leaves or is too slow."""
     runtime = runtime_of(socket)
     await socket.accept()
-    sees_env = principal_of(socket).may(SEES_ENV)
-    browser = Browser(socket, runtime.settings, runtime.clock, hub=runtime.hub, logs=runtime.logs, sees_env=sees_env)
+    sight = Sight.of(principal_of(socket))
+    browser = Browser(socket, runtime.settings, runtime.clock, hub=runtime.hub, logs=runtime.logs, sight=sight)
     runtime.meters.browsers.inc()
     try:
         with runtime.held.by(principal_of(socket).token_id) as void:
@@ -79,12 +81,19 @@ async def _read(socket: WebSocket, runtime: Runtime, browser: Browser) -> None:
 
 async def _follow_jobs(runtime: Runtime, browser: Browser, number: int) -> None:
     subscription = browser.subscribe(number, None, frozenset({"state"}), {})
-    listed = await runtime.listing.read()
-    subscription.begin(listed.message(number, sees_env=browser.sees_env))
+    if browser.sight.projects is None:
+        listed = await runtime.listing.read()
+        subscription.begin(listed.message(number, browser.sight))
+    else:
+        snapshot, ids = await runtime.listing.read_of(number, browser.sight)
+        subscription.shown |= ids
+        subscription.begin(snapshot)
 
 
 async def _follow_job(runtime: Runtime, browser: Browser, message: SubscribeJob) -> None:
-    await runtime.jobs.get(message.job_id)  # raises NotFound before anything is subscribed
+    project = await runtime.jobs.project_of(message.job_id)  # raises NotFound before anything is subscribed
+    if not browser.sight.sees(project):
+        raise NotFound("job", message.job_id)
     # Points that are published from here on wait for the snapshot: no heartbeat waits for a page to be read.
     subscription = browser.subscribe(message.id, message.job_id, frozenset(message.parts), message.log_offsets)
     series = await runtime.series.read(message.job_id, None, SNAPSHOT_POINTS)
@@ -104,8 +113,7 @@ async def _follow_job(runtime: Runtime, browser: Browser, message: SubscribeJob)
 
 
 def _shown(browser: Browser, job: api.Job) -> dict[str, Any]:
-    view = job.model_dump(mode="json")
-    return view if browser.sees_env else without_env(view)
+    return dict(browser.sight.of_view(job.model_dump(mode="json")))
 
 
 async def _catch_up(runtime: Runtime, subscription: Subscription, *, over: bool) -> None:

@@ -11,8 +11,6 @@ from penstock.identity import Role
 from penstock.protocol.jobspec import JobSpec, Strict, SubmittedSpec, Text
 from penstock.protocol.states import JobState, NodeState, ReplicaState
 
-MAX_EXPIRY_S = 10 * 365 * 86400.0
-
 
 def iso(value: datetime) -> str:
     """Return ISO 8601 in UTC with microseconds."""
@@ -370,33 +368,6 @@ class NodeJoined(Answer):
     node_token: str
 
 
-class TokenRequest(Request):
-    """A token to make."""
-
-    name: Annotated[Text, Field(min_length=1, max_length=255)]
-    scopes: Annotated[list[Literal["read", "submit", "admin", "attach"]], Field(min_length=1)]
-    expires_in_s: Annotated[float | None, Field(gt=0, le=MAX_EXPIRY_S)] = None
-
-
-class Token(Answer):
-    """A token, without its secret."""
-
-    id: str
-    kind: str
-    name: str
-    scopes: list[str]
-    created_at: Timestamp
-    expires_at: Timestamp | None
-    revoked_at: Timestamp | None
-    last_used_at: Timestamp | None
-
-
-class TokenMade(Token):
-    """A new token with its secret, which is shown once."""
-
-    token: str
-
-
 class AuditEntry(Answer):
     """A request that changed something, or `count` refused ones of one peer (429: wrong tokens beyond the limit)."""
 
@@ -460,13 +431,6 @@ class SessionRequest(Request):
     """A login code to be turned into a session."""
 
     code: Text
-
-
-class Me(Answer):
-    """The principal of a request."""
-
-    name: str
-    scopes: list[str]
 
 
 class Snapshot(Answer):

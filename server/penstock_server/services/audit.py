@@ -7,7 +7,8 @@ row with their number, and beyond `MAX_PEERS` peers the rest is one row without 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sqlalchemy import Select, and_, or_, select
@@ -17,9 +18,17 @@ from penstock_server.db import Database
 from penstock_server.schemas import api
 from penstock_server.services.pages import from_token, to_token
 from penstock_server.services.views import columns
-from penstock_server.tables import AuditRow
+from penstock_server.tables import AuditRow, JobRow
 
 MAX_PEERS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """Of which subjects an administrator of projects sees entries: these projects, their jobs, and tokens for them."""
+
+    projects: frozenset[str]
+    token_ids: Collection[str]
 
 
 class Audit:
@@ -64,6 +73,7 @@ class Audit:
         until_s: float | None,
         size: int,
         token: str | None,
+        only: Visible | None = None,
     ) -> api.Page[api.AuditEntry]:
         """List entries, newest first. `by`: id or name of the token; `since_s`, `until_s`: seconds since 1970."""
         statement = select(AuditRow).order_by(AuditRow.at.desc(), AuditRow.id.desc()).limit(size + 1)
@@ -71,6 +81,10 @@ class Audit:
             statement = statement.where(or_(AuditRow.token_id == by, AuditRow.token_name == by))
         if subject is not None:
             statement = statement.where(AuditRow.subject == subject)
+        if only is not None:
+            jobs = select(JobRow.id).where(JobRow.project.in_(only.projects))
+            names = [*only.projects, *only.token_ids]
+            statement = statement.where(or_(AuditRow.subject.in_(names), AuditRow.subject.in_(jobs)))
         if since_s is not None:
             statement = statement.where(AuditRow.at >= datetime.fromtimestamp(since_s, UTC))
         if until_s is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Protocol
 
 from sqlalchemy import ColumnElement, func, select
@@ -83,10 +83,26 @@ class Jobs:
         async with self._db.read() as session:
             return (await job_views(session, [await job_row(session, job_id)], self._live))[0]
 
+    async def project_of(self, job_id: str) -> str:
+        """Return the project of a job. Raises NotFound."""
+        async with self._db.glance() as session:
+            found = await session.execute(select(JobRow.project).where(JobRow.id == job_id))
+            project: str | None = found.scalar_one_or_none()
+        if project is None:
+            raise NotFound("job", job_id)
+        return project
+
     async def page(
-        self, *, state: JobState | None, name: str | None, search: str | None, size: int, token: str | None
+        self,
+        *,
+        state: JobState | None,
+        name: str | None,
+        search: str | None,
+        size: int,
+        token: str | None,
+        projects: Collection[str] | None = None,
     ) -> api.Page[api.Job]:
-        """List jobs, newest first. `search`: the beginning of their names."""
+        """List jobs, newest first. `search`: the beginning of their names; `projects`: of these alone."""
         statement = select(JobRow).order_by(JobRow.id.desc()).limit(size + 1)
         if state is not None:
             statement = statement.where(JobRow.state == state)
@@ -94,6 +110,8 @@ class Jobs:
             statement = statement.where(JobRow.name == name)
         if search:
             statement = statement.where(self._named(search))
+        if projects is not None:
+            statement = statement.where(JobRow.project.in_(projects))
         after = from_token(token)
         if after is not None:
             statement = statement.where(JobRow.id < after)
@@ -108,15 +126,16 @@ class Jobs:
             return (JobRow.name >= start) & (JobRow.name < start[:-1] + chr(ord(start[-1]) + 1))
         return JobRow.name.startswith(start, autoescape=True)
 
-    async def newest(self, limit: int) -> tuple[list[str], int]:
+    async def newest(self, limit: int, projects: Collection[str] | None = None) -> tuple[list[str], int]:
         """Return the newest jobs' ids and those of jobs that have not ended, newest first, and how many jobs there are.
 
-        By one statement: what it lists is what it counts.
+        By one statement: what it lists is what it counts. `projects`: of these alone.
         """
-        newest = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit)
+        of = [] if projects is None else [JobRow.project.in_(projects)]
+        newest = select(JobRow.id).where(*of).order_by(JobRow.id.desc()).limit(limit)
         active = JobRow.state.in_(ACTIVE_JOB)
-        total = select(func.count()).select_from(JobRow).scalar_subquery()
-        statement = select(JobRow.id, total).where(active | JobRow.id.in_(newest)).order_by(JobRow.id.desc())
+        total = select(func.count()).select_from(JobRow).where(*of).scalar_subquery()
+        statement = select(JobRow.id, total).where(active | JobRow.id.in_(newest), *of).order_by(JobRow.id.desc())
         async with self._db.glance() as session:
             rows = (await session.execute(statement)).all()
         return [id for id, _ in rows], rows[0][1] if rows else 0
@@ -180,9 +199,16 @@ class Jobs:
         return api.Page(items=[event_view(row) for row in rows[:size]], next_page_token=more)
 
     async def replicas(
-        self, *, role: str | None, job_id: str | None, attempt: int | None, size: int, token: str | None
+        self,
+        *,
+        role: str | None,
+        job_id: str | None,
+        attempt: int | None,
+        size: int,
+        token: str | None,
+        projects: Collection[str] | None = None,
     ) -> api.Page[api.Replica]:
-        """List replicas of all attempts, newest first."""
+        """List replicas of all attempts, newest first. `projects`: of their jobs alone."""
         statement = select(ReplicaRow).order_by(ReplicaRow.id.desc()).limit(size + 1)
         if role is not None:
             statement = statement.where(ReplicaRow.role == role)
@@ -190,6 +216,8 @@ class Jobs:
             statement = statement.where(ReplicaRow.job_id == job_id)
         if attempt is not None:
             statement = statement.where(ReplicaRow.attempt == attempt)
+        if projects is not None:
+            statement = statement.join(JobRow, JobRow.id == ReplicaRow.job_id).where(JobRow.project.in_(projects))
         after = from_token(token)
         if after is not None:
             statement = statement.where(ReplicaRow.id < after)

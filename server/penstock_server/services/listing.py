@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from penstock_server.secrecy import without_env
+from penstock_server.secrecy import Sight, without_env
 from penstock_server.services.jobs import Jobs
 from penstock_server.services.nodes import Nodes
 from penstock_server.streams.queue import Encoded, encode
@@ -23,9 +23,9 @@ class Listed:
     masked: str
     rest: str
 
-    def message(self, number: int, *, sees_env: bool) -> Encoded:
-        """Return the snapshot for one subscription."""
-        jobs = self.jobs if sees_env else self.masked
+    def message(self, number: int, sight: Sight) -> Encoded:
+        """Return the snapshot for one subscription of a principal that sees all projects."""
+        jobs = self.jobs if sight.env else self.masked
         return Encoded(number, f'{{"type":"snapshot","id":{number},"jobs":[{jobs}],{self.rest}}}')
 
 
@@ -43,6 +43,13 @@ class Listing:
             self._next = asyncio.create_task(self._read_in_turn(), name="listing")
         return await asyncio.shield(self._next)  # a browser that leaves must not end it for the others
 
+    async def read_of(self, number: int, sight: Sight) -> tuple[Encoded, set[str]]:
+        """Return the snapshot for one subscription of a principal that sees some projects, and the ids of its jobs."""
+        ids, total = await self._jobs.newest(LISTED_JOBS, sight.projects)
+        jobs = [encode(sight.of_view(job.model_dump(mode="json"))) async for job in self._jobs.of(ids)]
+        rest = await self._rest(total, len(jobs))
+        return Encoded(number, f'{{"type":"snapshot","id":{number},"jobs":[{",".join(jobs)}],{rest}}}'), set(ids)
+
     async def _read_in_turn(self) -> Listed:
         async with self._lock:
             self._next = None
@@ -56,6 +63,9 @@ class Listing:
             view = job.model_dump(mode="json")
             jobs.append(encode(view))
             masked.append(encode(without_env(view)))
+        return Listed(",".join(jobs), ",".join(masked), await self._rest(total, len(jobs)))
+
+    async def _rest(self, total: int, num_listed: int) -> str:
         nodes = [node.model_dump(mode="json") for node in await self._nodes.page()]
-        more = "true" if total > len(jobs) else "false"
-        return Listed(",".join(jobs), ",".join(masked), f'"nodes":{encode(nodes)},"total":{total},"more":{more}')
+        more = "true" if total > num_listed else "false"
+        return f'"nodes":{encode(nodes)},"total":{total},"more":{more}'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sqlalchemy import func, select
 
 from penstock.protocol.states import JobState
@@ -18,8 +20,8 @@ class Projects:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    async def all(self) -> list[api.Project]:
-        """List the projects that have terms of their own, or jobs that run or wait."""
+    async def all(self, only: Collection[str] | None = None) -> list[api.Project]:
+        """List the projects that have terms of their own, or jobs that run or wait; or, of these, those in `only`."""
         waiting = select(JobRow.project, func.count()).where(JobRow.state.in_([JobState.QUEUED, JobState.RECOVERING]))
         async with self._db.read() as session:
             given, used = await terms(session), await uses(session)
@@ -27,6 +29,7 @@ class Projects:
         return [
             _view(name, given.get(name, Terms()), used.get(name, Use()), counts.get(name, 0))
             for name in sorted({*given, *used, *counts})
+            if only is None or name in only
         ]
 
     async def put(self, name: str, request: api.ProjectTerms) -> api.Project:

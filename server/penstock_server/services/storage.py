@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -66,10 +66,14 @@ class JobStorage:
             rows = (await session.execute(statement.order_by(ReplicaRow.id))).all()
         return [StreamGraph(replica_id=r, stream=s, hash=h) for r, s, h in rows if h is not None]
 
-    async def graph(self, graph_hash: str) -> str:
-        """Return the JSON of a graph document. Raises NotFound."""
+    async def graph(self, graph_hash: str, projects: Collection[str] | None = None) -> str:
+        """Return the JSON of a graph document. `projects`: if a job of one of them used it. Raises NotFound."""
+        statement = select(GraphRow).where(GraphRow.hash == graph_hash)
+        if projects is not None:
+            used = select(JobGraphRow.hash).join(JobRow, JobRow.id == JobGraphRow.job_id)
+            statement = statement.where(GraphRow.hash.in_(used.where(JobRow.project.in_(projects))))
         async with self._db.read() as session:
-            row = await session.get(GraphRow, graph_hash)
+            row = (await session.execute(statement)).scalar_one_or_none()
         if row is None:
             raise NotFound("graph", graph_hash)
         return row.document

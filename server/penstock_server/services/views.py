@@ -78,7 +78,7 @@ async def node_views(session: AsyncSession, rows: Iterable[NodeRow]) -> list[api
 
 def for_reader(job: api.Job, asker: Principal) -> api.Job:
     """Return a job as its reader may see it: the values of `env` are for those who may submit jobs."""
-    if asker.may(SEES_ENV):
+    if asker.may_in(job.spec.project, SEES_ENV):
         return job
     return job.model_copy(update={"spec": job.spec.model_copy(update={"env": dict.fromkeys(job.spec.env, MASK)})})
 

@@ -12,6 +12,7 @@ from penstock.protocol.frames import Kind, decode, decode_header
 from penstock.protocol.stream import LogAdded, ServerMessage, StreamGraph
 from penstock_server.clock import Clock
 from penstock_server.instruments import Instruments
+from penstock_server.secrecy import ALL, Sight
 from penstock_server.settings import Settings
 from penstock_server.streams.hub import Hub, Subscription, offer
 from penstock_server.streams.logstore import LogStore
@@ -45,9 +46,9 @@ class Browser:
     """Subscriptions and sender of one connection. Publishing to it never waits for it."""
 
     def __init__(
-        self, socket: Socket, settings: Settings, clock: Clock, *, hub: Hub, logs: LogStore, sees_env: bool = False
+        self, socket: Socket, settings: Settings, clock: Clock, *, hub: Hub, logs: LogStore, sight: Sight = ALL
     ) -> None:
-        self.sees_env = sees_env
+        self.sight = sight
         self._socket, self._hub, self._logs = socket, hub, logs
         self._wake, self._slow = asyncio.Event(), asyncio.Event()
         self._subscriptions: dict[int, Subscription] = {}
@@ -67,7 +68,7 @@ class Browser:
             raise PeerError(f"subscription {number} exists already")
         if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
             raise PeerError(f"more than {MAX_SUBSCRIPTIONS} subscriptions on one connection")
-        made = Subscription(number, job_id, parts, self.queue, dict(log_offsets), sees_env=self.sees_env)
+        made = Subscription(number, job_id, parts, self.queue, dict(log_offsets), sight=self.sight)
         self._subscriptions[number] = made
         self._hub.add(made)
         return made

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.protocol.frames import Header, Kind
 from penstock.protocol.stream import EventAdded, Figures, GraphUsed, Points, ServerMessage, StreamGraph
-from penstock_server.secrecy import without_env
+from penstock_server.secrecy import ALL, Sight, without_env
 from penstock_server.streams.queue import BrowserQueue, Encoded, LogWish, append_points, encode
 
 RING_BYTES = 1 << 20
@@ -26,6 +26,7 @@ LOST = "FRAMES"
 class Subscription:
     """One browser's interest in one job (`job_id`), or in the list of jobs (None).
 
+    `sight`: what its browser sees of jobs; `shown`: of the list of jobs, those that it sees, if that is not all.
     `ready`: frames are delivered; before it they wait in the job's ring, and `num_lost` counts those that never came.
     """
 
@@ -36,7 +37,8 @@ class Subscription:
     log_offsets: dict[str, int] = field(default_factory=dict)
     ready: bool = False
     num_lost: int = 0
-    sees_env: bool = False
+    sight: Sight = ALL
+    shown: set[str] = field(default_factory=set)
     held: dict[str, Points] | None = field(default_factory=dict)
     """Points that wait until the snapshot is read."""
     early: dict[str, ServerMessage | Encoded] | None = field(default_factory=dict)
@@ -51,12 +53,20 @@ class Subscription:
             self.early.pop(key, None)
             self.early[key] = message
 
+    def see(self, job_id: str) -> None:
+        """Note a job of the list that is shown."""
+        if self.job_id is None and self.sight.projects is not None:
+            self.shown.add(job_id)
+
     def put_figures(self, figures: Mapping[str, str]) -> None:
-        """Queue figures as JSON by job, or hold them."""
-        if self.early is None:
-            self.queue.put_figures(self.id, figures)
-        else:
+        """Queue figures as JSON by job, or hold them; those of jobs that are not shown are left out."""
+        if self.early is not None:
             self.early_figures.update(figures)
+            return
+        if self.job_id is None and self.sight.projects is not None:
+            figures = {job_id: text for job_id, text in figures.items() if job_id in self.shown}
+        if figures:
+            self.queue.put_figures(self.id, figures)
 
     def begin(self, snapshot: ServerMessage | Encoded) -> None:
         """Queue the snapshot, and what came while it was read; a sender may take messages at any time before."""
@@ -247,12 +257,15 @@ class Hub:
 
 def _put_job(subscriptions: Iterable[Subscription], view: dict[str, Any]) -> None:
     texts: dict[bool, str] = {}
+    project = view["spec"]["project"]
     for sub in subscriptions:
-        if "state" in sub.parts:
-            if sub.sees_env not in texts:
-                texts[sub.sees_env] = encode(view if sub.sees_env else without_env(view))
-            message = Encoded.of("job", sub.id, "job", texts[sub.sees_env])
+        if "state" in sub.parts and sub.sight.sees(project):
+            sees_env = sub.sight.sees_env(project)
+            if sees_env not in texts:
+                texts[sees_env] = encode(view if sees_env else without_env(view))
+            message = Encoded.of("job", sub.id, "job", texts[sees_env])
             sub.put_state(f"job:{view['id']}", message)
+            sub.see(view["id"])
 
 
 def _without(points: Points, known: Points) -> Points:

@@ -69,6 +69,10 @@ function LiveBadge() {
   );
 }
 
+function mayAdminister(): boolean {
+  return session.value.state === "in" && session.value.scopes.includes("admin");
+}
+
 function Crumbs() {
   const at = route.value;
   const name = currentJob.value?.job.value?.name;
@@ -85,6 +89,11 @@ function Crumbs() {
       {at.page !== "job" && (
         <Link href="/nodes" aria-current={at.page === "nodes" ? "page" : undefined}>
           Nodes
+        </Link>
+      )}
+      {at.page !== "job" && mayAdminister() && (
+        <Link href="/tokens" aria-current={at.page === "tokens" ? "page" : undefined}>
+          Tokens
         </Link>
       )}
     </nav>
