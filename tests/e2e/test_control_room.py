@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 from tests.e2e.conftest import Open, RunningServer, start_server, stop
 from tests.e2e.feeder import TRACEBACK, Feeder, exchange
 
@@ -101,6 +101,17 @@ def test_the_trainer_that_others_wait_for_is_named_by_step(open_page: Open, feed
     expect(page.get_by_test_id("strip-text")).to_contain_text("replay of step 60")
 
 
+def drag(page: Page, chart: str) -> None:
+    """Zoom into a part of a chart."""
+    box = page.get_by_test_id(chart).bounding_box()
+    assert box is not None
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.3, y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, y, steps=5)
+    page.mouse.up()
+
+
 def test_charts_of_two_trainers_share_a_scale_and_keep_zoom(open_page: Open, feed: Feed) -> None:
     trainers = [feed("two", index=index) for index in range(2)]
     for trainer in trainers:
@@ -108,13 +119,7 @@ def test_charts_of_two_trainers_share_a_scale_and_keep_zoom(open_page: Open, fee
     page = open_page(f"/jobs/{trainers[0].job_id}?tab=metrics").page
     values = page.get_by_test_id("values-loss")
     expect(values.locator("b")).to_have_count(2)
-    box = page.get_by_test_id("chart-loss").bounding_box()
-    assert box is not None
-    y = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + box["width"] * 0.3, y)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * 0.6, y, steps=5)
-    page.mouse.up()
+    drag(page, "chart-loss")
     out = page.get_by_test_id("zoom-out")
     expect(out).to_be_visible()
     before = out.inner_text()
@@ -146,6 +151,25 @@ def test_charts_are_smoothed_and_compared_with_another_run(open_page: Open, feed
     expect(page.get_by_test_id("chart-loss").locator("canvas")).to_be_visible()
     page.get_by_role("button", name="Without curve-before").click()
     expect(values.locator("b")).to_have_count(1)
+
+
+def test_charts_by_time_keep_their_own_zoom(open_page: Open, feed: Feed) -> None:
+    feeder = feed("by-time")
+    feeder.steps(60, sampled=False)
+    page = open_page(f"/jobs/{feeder.job_id}?tab=metrics").page
+    drag(page, "chart-loss")
+    out = page.get_by_test_id("zoom-out")
+    expect(out).to_contain_text("Steps")
+    page.get_by_test_id("time-axis").click()
+    expect(out).to_have_count(0)  # a range of steps is none of time
+    assert "x=time" in page.url
+    chart = page.get_by_test_id("chart-loss")
+    expect(chart).to_have_attribute("aria-label", "loss over time")
+    drag(page, "chart-loss")
+    expect(out).to_have_text(re.compile(r"^[0-9.]+ s – [0-9.]+ s · show all$"))
+    expect(page.get_by_test_id("values-step_ms")).to_contain_text(re.compile(r"after [0-9.]+ s"))
+    page.reload()  # the address has the axis
+    expect(page.get_by_test_id("time-axis")).to_have_attribute("aria-pressed", "true")
 
 
 def test_a_page_that_lost_its_server_says_as_of_when(open_page: Open, tmp_path: Path, page_files: Path) -> None:

@@ -71,6 +71,20 @@ export function seconds(value: number): string {
   return `${Math.floor(whole / 86_400)}${FIRM}d ${Math.floor((whole % 86_400) / 3600)}${FIRM}h`;
 }
 
+/** A while since something began, with no more of it than says where: "0.5 s", "42 s", "3:05", "2:03:05", "3 d 4:00". */
+export function elapsed(s: number): string {
+  if (s < 60) return `${Number(s.toFixed(1))} s`;
+  const whole = Math.round(s);
+  const [days, hours, minutes] = [
+    Math.floor(whole / 86400),
+    Math.floor(whole / 3600) % 24,
+    Math.floor(whole / 60) % 60,
+  ];
+  const two = (value: number) => String(value).padStart(2, "0");
+  if (days > 0) return `${days} d ${hours}:${two(minutes)}`;
+  return hours > 0 ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
+}
+
 export function age(iso: string | null | undefined, nowMs: number): string {
   if (!iso) return "–";
   return seconds(Math.max(0, (nowMs - Date.parse(iso)) / 1000));

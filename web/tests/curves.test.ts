@@ -69,11 +69,45 @@ test("a pause of a process is a gap in its curve", () => {
   const series = new Series();
   const second = 1e9;
   series.append({ step: [1, 2, 3, 4], time_ns: [1, 2, 3, 63].map((at) => at * second), value: [5, 5, 4, 4] });
-  expect(gapsOf(series)).toEqual([3.5]);
-  expect(joined([{ key: "loss", name: "loss", who: "", series }])).toEqual([
+  const curve = { key: "loss", name: "loss", who: "", series, originNs: second };
+  expect(gapsOf(curve, "step")).toEqual([3.5]);
+  expect(joined([curve])).toEqual([
     [1, 2, 3, 3.5, 4],
     [5, 5, 4, null, 4],
   ]);
+  expect(joined([curve], "time")).toEqual([
+    [0, 1, 2, 32, 62],
+    [5, 5, 4, null, 4],
+  ]);
+});
+
+test("by time each job's curves begin at its own first point", () => {
+  const late = new SeriesStore();
+  late.append({ loss: { step: [1, 2], time_ns: [70e9, 80e9], value: [9, 8] } });
+  const mine = new SeriesStore();
+  mine.append({ step_ms: { step: [1], time_ns: [2e9], value: [1] } });
+  mine.append({ loss: { step: [1, 2], time_ns: [4e9, 12e9], value: [7, 6] } });
+  const curves = curvesOf(mine, [{ id: "j2", name: "before", series: late }]).get("loss") ?? [];
+  expect(joined(curves, "time")).toEqual([
+    [0, 2, 10],
+    [undefined, 7, 6],
+    [9, undefined, 8],
+  ]);
+  expect(curves.map((curve) => [0, 2, 9, 10].map((at) => valueAt(curve, at, "time")))).toEqual([
+    [Number.NaN, 7, 7, 6],
+    [9, 9, 9, 8],
+  ]);
+});
+
+test("by time a process that began again goes on to the right", () => {
+  const series = new Series();
+  series.append({ step: [1, 2, 1, 2], time_ns: [1e9, 2e9, 9e9, 10e9], value: [4, 3, 4, 2] });
+  const curve = { key: "loss", name: "loss", who: "", series, originNs: 1e9 };
+  expect(joined([curve], "step")).toEqual([
+    [1, 2],
+    [4, 2],
+  ]);
+  expect(joined([curve], "time")[0]).toEqual([0, 1, 8, 9]);
 });
 
 test("smoothing begins at the first value and keeps gaps; a log axis has none below zero", () => {
@@ -90,14 +124,13 @@ test("one trainer alone needs no name", () => {
 });
 
 test("the value at a crosshair is that of the newest point at or before its step", () => {
-  const series = store({
-    loss: [
-      [10, 4],
-      [20, 3],
-    ],
-  }).byName.get("loss");
-  if (series === undefined) throw new Error("no series");
-  expect([9, 10, 19, 20, 99].map((step) => valueAt(series, step))).toEqual([Number.NaN, 4, 4, 3, 3]);
+  const points: [number, number][] = [
+    [10, 4],
+    [20, 3],
+  ];
+  const [curve] = curvesOf(store({ loss: points })).get("loss") ?? [];
+  if (curve === undefined) throw new Error("no curve");
+  expect([9, 10, 19, 20, 99].map((step) => valueAt(curve, step))).toEqual([Number.NaN, 4, 4, 3, 3]);
 });
 
 test("the best of a score is named with its step; a loss has none", () => {

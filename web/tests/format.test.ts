@@ -1,6 +1,6 @@
 /** Words and numbers as the dashboard writes them. */
 import { expect, test } from "vitest";
-import { bytes, firm, millis, nanos, seconds, sentenceAndError, shortType } from "../src/format";
+import { bytes, elapsed, firm, millis, nanos, seconds, sentenceAndError, shortType } from "../src/format";
 
 test("a failed job says its sentence and the last line of its log, where a traceback has the error", () => {
   const why =
@@ -35,4 +35,15 @@ test("a time is rounded before it is divided", () => {
   const written = [59.4, 59.6, 119.7, 3599.6, 86_399.6].map(seconds);
   expect(written.map(plain)).toEqual(["59 s", "1 min 0 s", "2 min 0 s", "1 h 0 min", "1 d 0 h"]);
   expect([seconds(75), seconds(3700), seconds(-1)].map(plain)).toEqual(["1 min 15 s", "1 h 1 min", "–"]);
+});
+
+test("a while on an axis has what tells it from its neighbours", () => {
+  expect([0, 0.5, 42, 185, 7385, 273_600].map(elapsed)).toEqual([
+    "0 s",
+    "0.5 s",
+    "42 s",
+    "3:05",
+    "2:03:05",
+    "3 d 4:00",
+  ]);
 });

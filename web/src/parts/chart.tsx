@@ -5,10 +5,10 @@
 import { signal, useSignalEffect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import { integer, tick } from "../format";
+import { elapsed, integer, tick } from "../format";
 import { addPainter, invalidate, type Painter } from "../frameloop";
 import { alpha, type Palette, palette } from "../palette";
-import { aboveZero, type Column, type Curve, curvesOf, joined, smoothed } from "../store/curves";
+import { type Axis, aboveZero, type Column, type Curve, curvesOf, joined, smoothed } from "../store/curves";
 import type { JobStore } from "../store/job";
 import { theme } from "../store/session";
 
@@ -24,20 +24,34 @@ interface Props {
   readonly look?: Look;
 }
 
-/** How curves are drawn. `smoothing`: weight of what was before, 0 for none. */
+/** How curves are drawn. `smoothing`: weight of what was before, 0 for none; `log`: whether the axis of values is. */
 export interface Look {
   readonly smoothing: number;
   readonly log: boolean;
+  readonly axis: Axis;
 }
 
-const PLAIN: Look = { smoothing: 0, log: false };
+const PLAIN: Look = { smoothing: 0, log: false, axis: "step" };
 
 const SPARSE_POINTS = 60;
-const SYNC_KEY = "steps";
-/** The step under the pointer, in whichever chart it is. */
+const SYNC_KEY = "charts by ";
+/** Ticks of time: parts and multiples of minutes and hours. */
+const SECONDS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400];
+const INCREMENTS = [...SECONDS, ...[2, 5, 10, 20, 50].map((days) => days * 86400)];
+/** The step or time under the pointer, in whichever chart it is. */
 export const crosshair = signal<number | null>(null);
-/** The steps that all charts are zoomed to; null: all. */
-export const zoomed = signal<readonly [number, number] | null>(null);
+
+/** What all charts of an axis are zoomed to. */
+export interface Zoom {
+  readonly axis: Axis;
+  readonly range: readonly [number, number];
+}
+
+/** Null: charts show all. */
+export const zoomed = signal<Zoom | null>(null);
+
+/** A step or a time as an axis has it. */
+export const position = (axis: Axis, at: number): string => (axis === "time" ? elapsed(at) : integer(at));
 
 /** Colours of the curves of a chart: the metric's own; of several trainers, each has the same in every chart. */
 export function coloursOf(palette: Palette, own: Colour, count: number): readonly string[] {
@@ -66,7 +80,7 @@ function options(props: Props, width: number, curves: readonly Curve[]): uPlot.O
     cursor: {
       drag: { x: !small, y: false, setScale: false },
       points: { size: 6 },
-      sync: { key: SYNC_KEY, setSeries: false },
+      sync: { key: `${SYNC_KEY}${look.axis}`, setSeries: false },
     },
     scales: {
       x: { time: false },
@@ -77,7 +91,9 @@ function options(props: Props, width: number, curves: readonly Curve[]): uPlot.O
         ...axis,
         show: !small,
         size: 26,
-        values: (_, ticks) => ticks.map((at) => (Number.isInteger(at) ? integer(at) : "")),
+        ...(look.axis === "time" ? { incrs: INCREMENTS } : {}),
+        values: (_, ticks) =>
+          ticks.map((at) => (look.axis === "time" || Number.isInteger(at) ? position(look.axis, at) : "")),
       },
       { ...axis, show: !small, size: 50, values: (_, ticks) => ticks.map(tick) },
     ],
@@ -96,7 +112,7 @@ function options(props: Props, width: number, curves: readonly Curve[]): uPlot.O
         };
       }),
     ],
-    hooks: { setCursor: [pointed], setSelect: [selected] },
+    hooks: { setCursor: [pointed], setSelect: [(plot) => selected(plot, look.axis)] },
   };
 }
 
@@ -105,11 +121,11 @@ function pointed(plot: uPlot): void {
   crosshair.value = index == null || (plot.cursor.left ?? -1) < 0 ? null : (plot.data[0][index] ?? null);
 }
 
-function selected(plot: uPlot): void {
+function selected(plot: uPlot, axis: Axis): void {
   if (plot.select.width < 3) return;
   const [from, to] = [plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")];
   plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-  if (to > from) zoomed.value = [from, to];
+  if (to > from) zoomed.value = { axis, range: [from, to] };
 }
 
 /** Rates and durations are read against zero; a loss or a score against its own spread. */
@@ -126,13 +142,13 @@ const shownCurves = (props: Props): Curve[] =>
 
 /** As they are, or each smoothed behind all of them as they are. */
 function columnsOf(curves: readonly Curve[], look: Look): [number[], ...Column[]] {
-  const [steps, ...columns] = joined(curves);
+  const [steps, ...columns] = joined(curves, look.axis);
   const means = look.smoothing > 0 ? columns.map((column) => smoothed(column, look.smoothing)) : [];
   const drawn = [...columns, ...means];
   return [steps, ...(look.log ? drawn.map(aboveZero) : drawn)];
 }
 
-/** Give uPlot all points, and the steps that are zoomed to. */
+/** Give uPlot all points, and the steps or times that are zoomed to. */
 function show(plot: uPlot, curves: readonly Curve[], look: Look): void {
   plot.batch(() => {
     const columns = columnsOf(curves, look);
@@ -141,7 +157,8 @@ function show(plot: uPlot, curves: readonly Curve[], look: Look): void {
     while (columns.length < plot.series.length) columns.push(empty);
     plot.setData(columns as uPlot.AlignedData, false);
     const steps = plot.data[0];
-    const [min, max] = zoomed.value ?? [steps[0] ?? 0, steps[steps.length - 1] ?? 1];
+    const zoom = zoomed.value?.axis === look.axis ? zoomed.value.range : null;
+    const [min, max] = zoom ?? [steps[0] ?? 0, steps[steps.length - 1] ?? 1];
     plot.setScale("x", { min, max: max > min ? max : min + 1 });
   });
 }
@@ -178,12 +195,19 @@ export function Chart(props: Props) {
       plot.destroy();
     };
     // The theme is read when the chart is made, so a new theme makes a new chart; so does a trainer that joins.
-  }, [props.store, props.base, props.height, shownTheme, curves.length, look.smoothing, look.log]);
+  }, [props.store, props.base, props.height, shownTheme, curves.length, look.smoothing, look.log, look.axis]);
   useSignalEffect(() => {
     props.store.metricsVersion.value;
     props.store.others.version.value;
     zoomed.value;
     if (painter.current !== null) invalidate(painter.current);
   });
-  return <div ref={host} role="img" aria-label={`${props.base} over steps`} data-testid={`chart-${props.base}`} />;
+  return (
+    <div
+      ref={host}
+      role="img"
+      aria-label={`${props.base} over ${look.axis === "time" ? "time" : "steps"}`}
+      data-testid={`chart-${props.base}`}
+    />
+  );
 }

@@ -7,12 +7,17 @@ export function splitName(name: string): { readonly base: string; readonly who: 
   return found?.[1] === undefined ? { base: name, who: "" } : { base: found[1], who: `${found[2]} ${found[3]}` };
 }
 
+/** What charts have from left to right: steps, or seconds since the first point of a curve's job. */
+export type Axis = "step" | "time";
+
 export interface Curve {
   /** One of its own among the curves of a chart. */
   readonly key: string;
   readonly name: string;
   readonly who: string;
   readonly series: Series;
+  /** Unix time of its job's first point. */
+  readonly originNs: number;
 }
 
 /** Another job, of which the charts show the first trainer. */
@@ -26,9 +31,10 @@ export interface OtherRun {
 /** Curves by what they measure, those of one chart in the order of the trainers; those of other runs behind them. */
 export function curvesOf(store: SeriesStore, others: readonly OtherRun[] = []): Map<string, Curve[]> {
   const found = new Map<string, Curve[]>();
+  const originNs = firstOf(store);
   for (const [name, series] of store.byName) {
     const { base, who } = splitName(name);
-    found.set(base, [...(found.get(base) ?? []), { key: name, name, who, series }]);
+    found.set(base, [...(found.get(base) ?? []), { key: name, name, who, series, originNs }]);
   }
   const number = (curve: Curve) => Number(/\d+$/.exec(curve.who)?.[0] ?? 0);
   for (const curves of found.values()) {
@@ -40,13 +46,23 @@ export function curvesOf(store: SeriesStore, others: readonly OtherRun[] = []): 
   for (const [base, curves] of found) {
     const theirs = others.flatMap((other) => {
       const series = other.series.byName.get(base);
-      return series === undefined ? [] : [{ key: `${base} of ${other.id}`, name: base, who: other.name, series }];
+      if (series === undefined) return [];
+      return [{ key: `${base} of ${other.id}`, name: base, who: other.name, series, originNs: firstOf(other.series) }];
     });
     if (theirs.length > 0 && curves.length === 1 && curves[0] !== undefined)
       curves[0] = { ...curves[0], who: "this job" };
     curves.push(...theirs);
   }
   return found;
+}
+
+const firstOf = (store: SeriesStore): number =>
+  [...store.byName.values()].reduce((least, series) => Math.min(least, series.timeNs[0] ?? least), Infinity);
+
+/** Where a curve's points stand, ascending, and their values. */
+function pointsOf({ series, originNs }: Curve, axis: Axis): readonly [number[], number[]] {
+  if (axis === "step") return series.bySteps();
+  return [series.timeNs.map((time) => (time - originNs) / 1e9), series.value];
 }
 
 /** Which way a metric is better; null where neither is. */
@@ -74,10 +90,10 @@ export function bestOf(base: string, series: Series): Best | null {
 /** Undefined: the curve has no point there; null: nothing was reported, so that the line breaks off. */
 export type Column = (number | null | undefined)[];
 
-/** Steps of several curves joined, and each curve's values at them, as uPlot takes them. */
-export function joined(curves: readonly Curve[]): [number[], ...Column[]] {
-  const each = curves.map((curve) => curve.series.bySteps());
-  const gaps = curves.map((curve) => gapsOf(curve.series));
+/** Steps or times of several curves joined, and each curve's values at them, as uPlot takes them. */
+export function joined(curves: readonly Curve[], axis: Axis = "step"): [number[], ...Column[]] {
+  const each = curves.map((curve) => pointsOf(curve, axis));
+  const gaps = curves.map((curve) => gapsOf(curve, axis));
   const [only] = each;
   if (each.length === 1 && only !== undefined && gaps[0]?.length === 0) return [only[0], only[1]];
   const steps = [...new Set([...each.flatMap(([step]) => step), ...gaps.flat()])].sort((a, b) => a - b);
@@ -97,13 +113,15 @@ export function joined(curves: readonly Curve[]): [number[], ...Column[]] {
 const GAP_TIMES = 20;
 const GAP_NS = 5e9;
 
-/** Between two steps each: where the process reported nothing for long (it was stopped, or evaluated). */
-export function gapsOf({ step, timeNs, ascending }: Series): number[] {
-  if (!ascending || step.length < 3) return [];
+/** Between two points each: where the process reported nothing for long (it was stopped, or evaluated). */
+export function gapsOf(curve: Curve, axis: Axis): number[] {
+  const { timeNs, ascending } = curve.series;
+  if ((axis === "step" && !ascending) || timeNs.length < 3) return [];
+  const [at] = pointsOf(curve, axis);
   const waits = timeNs.slice(1).map((time, index) => time - (timeNs[index] ?? time));
   const usual = [...waits].sort((a, b) => a - b)[waits.length >> 1] ?? 0;
   const limit = Math.max(GAP_NS, GAP_TIMES * usual);
-  return waits.flatMap((wait, index) => (wait > limit ? [((step[index] ?? 0) + (step[index + 1] ?? 0)) / 2] : []));
+  return waits.flatMap((wait, index) => (wait > limit ? [((at[index] ?? 0) + (at[index + 1] ?? 0)) / 2] : []));
 }
 
 /** An exponential moving mean from the first value on; gaps stay. `weight`: of what was before, 0 to below 1. */
@@ -121,14 +139,14 @@ export function smoothed(values: Column, weight: number): Column {
 export const aboveZero = (values: Column): Column =>
   values.map((value) => (value !== null && value !== undefined && value <= 0 ? null : value));
 
-/** The value of a curve at a step: that of the newest point at or before it, NaN before its first. */
-export function valueAt(series: Series, step: number): number {
-  const [steps, values] = series.bySteps();
+/** The value of a curve at a step or time: that of the newest point at or before it, NaN before its first. */
+export function valueAt(curve: Curve, x: number, axis: Axis = "step"): number {
+  const [steps, values] = pointsOf(curve, axis);
   let low = 0;
   let high = steps.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if ((steps[middle] ?? 0) <= step) low = middle + 1;
+    if ((steps[middle] ?? 0) <= x) low = middle + 1;
     else high = middle;
   }
   return low === 0 ? Number.NaN : (values[low - 1] ?? Number.NaN);

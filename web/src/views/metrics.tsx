@@ -5,10 +5,10 @@ import { useEffect } from "preact/hooks";
 import { bytes, clock, integer, metric, plural } from "../format";
 import { palette } from "../palette";
 import { Empty, ErrorCard } from "../parts/basics";
-import { Chart, type Colour, coloursOf, crosshair, type Look, zoomed } from "../parts/chart";
+import { Chart, type Colour, coloursOf, crosshair, type Look, position, zoomed } from "../parts/chart";
 import { setQuery, url } from "../router";
 import { jobsStore } from "../store/current";
-import { bestOf, type Curve, curvesOf, valueAt } from "../store/curves";
+import { type Axis, bestOf, type Curve, curvesOf, valueAt } from "../store/curves";
 import { isTerminal, type JobStore } from "../store/job";
 import { isCommand } from "../store/mode";
 import { MOST_RUNS } from "../store/runs";
@@ -29,11 +29,15 @@ const TITLE: Readonly<Record<string, string>> = {
 
 const SMOOTHING = [0, 0.6, 0.9, 0.98] as const;
 
-/** Smoothing, axis and other runs stand in the address. */
+/** Smoothing, axes and other runs stand in the address. */
 function lookOf(): Look {
   const at = url.value.searchParams;
   const smoothing = Number(at.get("smooth") ?? 0);
-  return { smoothing: smoothing > 0 && smoothing < 1 ? smoothing : 0, log: at.get("log") === "1" };
+  return {
+    smoothing: smoothing > 0 && smoothing < 1 ? smoothing : 0,
+    log: at.get("log") === "1",
+    axis: at.get("x") === "time" ? "time" : "step",
+  };
 }
 
 const wantedRuns = (): string[] => (url.value.searchParams.get("with") ?? "").split(",").filter((id) => id !== "");
@@ -61,6 +65,16 @@ function Looks({ look }: { look: Look }) {
           </option>
         ))}
       </select>
+      <button
+        type="button"
+        class="btn small"
+        aria-pressed={look.axis === "time"}
+        title="Seconds since each job's first point instead of steps"
+        onClick={() => setQuery({ x: look.axis === "time" ? null : "time" })}
+        data-testid="time-axis"
+      >
+        By time
+      </button>
       <button
         type="button"
         class="btn small"
@@ -133,12 +147,17 @@ export function MetricsView({ store }: { store: JobStore }) {
   const all = curvesOf(store.series, store.others.shown());
   const bases = [...all.keys()].filter((base) => isWorthAChart(base, all.get(base) ?? []));
   bases.sort((a, b) => place(a) - place(b) || (a < b ? -1 : 1));
-  const zoom = zoomed.value;
+  const zoom = zoomed.value?.axis === look.axis ? zoomed.value.range : null;
+  const by = look.axis === "time" ? "time" : "step";
   return (
     <section class="panel" aria-labelledby="metrics-title">
       <div class="panel-title">
         <h2 id="metrics-title">Metrics</h2>
-        {bases.length > 0 && <em class="clip">{plural(bases.length, "metric")} by step · drag to zoom all</em>}
+        {bases.length > 0 && (
+          <em class="clip">
+            {plural(bases.length, "metric")} by {by} · drag to zoom all
+          </em>
+        )}
         <div class="tools">
           {zoom !== null && (
             <button
@@ -149,7 +168,8 @@ export function MetricsView({ store }: { store: JobStore }) {
                 zoomed.value = null;
               }}
             >
-              Steps {integer(zoom[0])} – {integer(zoom[1])} · show all
+              {look.axis === "step" && "Steps "}
+              {position(look.axis, zoom[0])} – {position(look.axis, zoom[1])} · show all
             </button>
           )}
           <Compare store={store} />
@@ -214,7 +234,7 @@ function MetricCard({ store, base, curves, look }: CardProps) {
     <section class="chart" aria-label={title}>
       <header>
         <span>{title}</span>
-        <Values base={base} curves={curves} colour={colour} />
+        <Values base={base} curves={curves} colour={colour} axis={look.axis} />
       </header>
       <Chart store={store} base={base} height={190} colour={colour} look={look} />
     </section>
@@ -222,7 +242,8 @@ function MetricCard({ store, base, curves, look }: CardProps) {
 }
 
 /** What each trainer's curve has at the crosshair, or last; of a score the best as well. */
-function Values({ base, curves, colour }: { base: string; curves: readonly Curve[]; colour: Colour }) {
+function Values(props: { base: string; curves: readonly Curve[]; colour: Colour; axis: Axis }) {
+  const { base, curves, colour, axis } = props;
   const at = crosshair.value;
   theme.value;
   const strokes = coloursOf(palette(), colour, curves.length);
@@ -237,12 +258,16 @@ function Values({ base, curves, colour }: { base: string; curves: readonly Curve
           best {text(best.value)} at {integer(best.step)}
         </small>
       )}
-      {at !== null && <small class="muted">step {integer(at)}</small>}
+      {at !== null && (
+        <small class="muted">
+          {axis === "step" ? "step" : "after"} {position(axis, at)}
+        </small>
+      )}
       {curves.map((curve, index) => (
         <b key={curve.key}>
           {curves.length > 1 && <i class="swatch" style={{ background: strokes[index % strokes.length] }} />}
           {curve.who !== "" && <small class="muted">{curve.who}</small>}
-          {text(at === null ? curve.series.latest : valueAt(curve.series, at))}
+          {text(at === null ? curve.series.latest : valueAt(curve, at, axis))}
         </b>
       ))}
     </span>
