@@ -45,6 +45,7 @@ from penstock.protocol.rest import (
 from penstock.protocol.rest import LogChunk as LogPiece
 from penstock.protocol.rest import NodeJoined as NodeGrant
 from penstock.protocol.rest import OneTimeToken as JoinToken
+from penstock.tls import ClientCertificate, advice_on_silence
 
 __all__ = [
     "AuditEntry", "AuthError", "Client", "Conflict", "Event", "Exchange", "GraphUse", "Job", "JoinToken", "LogPiece",
@@ -123,21 +124,30 @@ def is_loopback(url: str) -> bool:
         return host == "localhost"
 
 
-def _context_of_loopback(url: str) -> ssl.SSLContext:
+def _context(url: str, certificate: ClientCertificate | None, *, trust_env: bool) -> ssl.SSLContext:
     """Return a context that trusts what this machine does; to load that takes 20 ms, and http has no use for it."""
-    return ssl.create_default_context() if url.startswith("https://") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if not url.startswith("https://"):
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = httpx.create_ssl_context() if trust_env else ssl.create_default_context()
+    if certificate is not None:
+        certificate.show_in(context)
+    return context
 
 
 class Client:
-    """`url`: the server's base URL, without /api/v1. `token`: a bearer token, None for the calls that need none."""
+    """`url`: the server's base URL, without /api/v1. `token`: a bearer token, None for the calls that need none.
 
-    def __init__(self, url: str, *, token: str | None) -> None:
+    `certificate`: what is shown to a server that asks for one; default: that of PENSTOCK_TLS_CERT, if it is set.
+    """
+
+    def __init__(self, url: str, *, token: str | None, certificate: ClientCertificate | None = None) -> None:
         self.url = url.rstrip("/")
         if not self.url.startswith(("http://", "https://")):
             raise SpecError(f"server URL is {url!r}; expected http://… or https://…")
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         local = is_loopback(self.url)  # is asked without the proxies of the environment, but by SSL_CERT_FILE, too
-        verify = _context_of_loopback(self.url) if local else True
+        self._certificate = certificate or ClientCertificate.from_environ()
+        verify = _context(self.url, self._certificate, trust_env=not local)
         self._http = httpx.Client(
             base_url=self.url, headers=headers, timeout=TIMEOUT_S, trust_env=not local, verify=verify
         )
@@ -295,7 +305,7 @@ class Client:
                         file.write(chunk)
             part.replace(path)
         except httpx.TransportError as error:
-            raise _away(self.url, error) from error
+            raise _away(self.url, error, self._certificate) from error
         finally:
             part.unlink(missing_ok=True)
 
@@ -407,7 +417,7 @@ class Client:
         try:
             answer = self._http.request(method, below + path, **options)
         except httpx.TransportError as error:
-            raise _away(self.url, error) from error
+            raise _away(self.url, error, self._certificate) from error
         if answer.is_error:
             raise problem(answer)
         return answer
@@ -444,7 +454,11 @@ def _error_class(status: int) -> type[PenstockError]:
     return SpecError
 
 
-def _away(url: str, error: httpx.TransportError) -> Unavailable:
+def _away(url: str, error: httpx.TransportError, certificate: ClientCertificate | None) -> Unavailable:
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):  # something is there
+        silence = advice_on_silence(url, certificate)
+        if silence:
+            return Unavailable(f"{url} has closed the connection without an answer ({error}){silence}")
     return Unavailable(f"no Penstock server answers at {url} ({error}); start one with 'penstock up', or give --url")
 
 

@@ -266,6 +266,8 @@ WAYLAND_DISPLAY = text("WAYLAND_DISPLAY", "display", "the same", TOOL, "none")
 URL = text("PENSTOCK_URL", "URL", "address of the server", TOOL, "the local server's")
 TOKEN = text("PENSTOCK_TOKEN", "token", "bearer token for the server", SECRET, "the local server's")
 CONFIG = path("PENSTOCK_CONFIG", "file", "profile of the local server", TOOL, "~/.penstock/config.json")
+TLS_CERT = path("PENSTOCK_TLS_CERT", "PEM file", "certificate chain that is shown to the server", TOOL, "none")
+TLS_KEY = path("PENSTOCK_TLS_KEY", "PEM file", "private key of PENSTOCK_TLS_CERT", SECRET, "none")
 JOIN_TOKEN = text("PENSTOCK_JOIN_TOKEN", "token", "lets a node join, once", SECRET, "none")
 NODE_ADDRESS = text(
     "PENSTOCK_NODE_ADDRESS", "address", "where other nodes reach this one", TOOL, "of the route to the server"
@@ -352,7 +354,7 @@ TREE: Mapping[str, tuple[Setting[Any], ...]] = {
     "checkpoints": (CHECKPOINT_EVERY_STEPS, CHECKPOINT_KEEP, CHECKPOINT_DIR),
     "library": (CACHE, PADDLE_ALIAS, DISABLE_PLOT), "library, agent": (ABSENT,), "library, build": (USER_CACHE,),
     "torch, launchers": (VISIBLE_GPUS,), "build, torch": (COMPILER, MAX_JOBS), "torch's libraries": (*LIBRARIES, SPINS),
-    "command, attached scripts": (URL, TOKEN), "command": (CONFIG, DISPLAY, WAYLAND_DISPLAY),
+    "command, attached scripts": (URL, TOKEN, TLS_CERT, TLS_KEY), "command": (CONFIG, DISPLAY, WAYLAND_DISPLAY),
     "agent": (JOIN_TOKEN, NODE_ADDRESS), "server": (SERVER,),
 }  # fmt: skip
 """All settings, by what reads them."""

@@ -31,6 +31,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tls-cert", type=Path, help="certificate chain (PEM): the server speaks HTTPS")
     parser.add_argument("--tls-key", type=Path, help="private key of --tls-cert (PEM)")
     parser.add_argument(
+        "--tls-client-ca", type=Path, help="authority (PEM) of client certificates: each agent needs one of its node"
+    )
+    parser.add_argument("--tls-client-required", choices=["agents", "all"], help="who needs one (default: agents)")
+    parser.add_argument(
         "--insecure", action="store_true", default=None, help="serve plain HTTP although other machines reach --host"
     )
     given: dict[str, Any] = {k: v for k, v in vars(parser.parse_args(given_arguments)).items() if v is not None}

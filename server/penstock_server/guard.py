@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
+from penstock.compat.uvicorn import PEER_CERTIFICATE
 from penstock_server import acting
+from penstock_server.auth.certificates import check_node
 from penstock_server.auth.principal import ANY, OPEN, READ, Principal, is_by_project, scopes_of
 from penstock_server.problems import NotFound, Problem
 from penstock_server.runtime import Runtime
@@ -68,6 +71,8 @@ async def guard(conn: HTTPConnection) -> None:
         )
     if principal.by_cookie:
         _check_origin(conn, runtime)
+    if principal.node_id is not None and runtime.settings.tls_client_ca is not None:
+        check_node(certificate_of(conn), await runtime.nodes.name_of(principal.node_id))
     if not principal.may(needed):
         raise _lacks(principal, needed)
     if principal.projects is not None and ANY not in needed:
@@ -115,6 +120,12 @@ def require_project(principal: Principal, project: str, needed: Collection[str])
         f"token {principal.name!r} may not do this in project {project!r}",
         hint=f"name one that it may: {allowed} ('project' in a job's description)",
     )
+
+
+def certificate_of(conn: HTTPConnection) -> Mapping[str, Any] | None:
+    """Return the verified certificate that the peer of a connection has shown, if any."""
+    found: Mapping[str, Any] | None = conn.scope.get("state", {}).get(PEER_CERTIFICATE)
+    return found
 
 
 def _begin(conn: HTTPConnection, runtime: Runtime, principal: Principal | None) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Generator
@@ -102,11 +103,20 @@ def make_server(runtime: Runtime) -> uvicorn.Server:
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
+        ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
+        ssl_cert_reqs=_client_certificates(settings),
         ws_per_message_deflate=False,
         ws_max_size=MAX_FRAME_BYTES + (1 << 20),
         timeout_graceful_shutdown=_STOP_S,
     )
     return _Server(config, runtime)
+
+
+def _client_certificates(settings: Settings) -> ssl.VerifyMode:
+    """Return what TLS wants of clients. Which of them may come without one, the guard decides, and can explain it."""
+    if settings.tls_client_ca is None:
+        return ssl.CERT_NONE
+    return ssl.CERT_REQUIRED if settings.tls_client_required == "all" else ssl.CERT_OPTIONAL
 
 
 class _Server(SignalFreeServer):

@@ -31,6 +31,12 @@ class Settings(BaseSettings):
     )
     tls_cert: Path | None = Field(None, description="certificate chain (PEM); with it the server speaks HTTPS")
     tls_key: Path | None = Field(None, description="private key of tls_cert (PEM)")
+    tls_client_ca: Path | None = Field(
+        None, description="authority (PEM) of client certificates; with it each agent needs one that names its node"
+    )
+    tls_client_required: Literal["agents", "all"] = Field(
+        "agents", description="who needs a certificate of tls_client_ca; all: browsers and commands, too"
+    )
     insecure: bool = Field(False, description="serve plain HTTP although other machines can reach the address")
     request_head_s: float = Field(10.0, gt=0, description="how long a connection may take for the head of a request")
 
@@ -63,6 +69,10 @@ class Settings(BaseSettings):
     def _tls_is_whole(self) -> Settings:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key are given together, or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key: without HTTPS no client shows a certificate")
+        if self.tls_client_required == "all" and self.tls_client_ca is None:
+            raise ValueError("tls_client_required is 'all', but no tls_client_ca says whose certificates are good")
         return self
 
     @property

@@ -21,7 +21,8 @@ from filelock import FileLock, Timeout
 from penstock.client import AuthError, Conflict
 from penstock.errors import PenstockError, SpecError, Unavailable
 from penstock.process.private import make_private
-from penstock.settings import JOIN_TOKEN
+from penstock.settings import JOIN_TOKEN, TLS_CERT, TLS_KEY
+from penstock.tls import ClientCertificate
 from penstock_worker import identity, lease, pilot
 from penstock_worker.agent import Agent, Settings
 
@@ -39,9 +40,10 @@ def main(argv: list[str] | None = None) -> int:
     status = 0
     try:
         terms = _terms(arguments)
+        certificate = ClientCertificate.of(arguments.tls_cert, arguments.tls_key)
         with _only_one(state_dir):
-            identity = _identity(arguments, state_dir)
-            asyncio.run(_serve(Agent(identity, Settings(state_dir, arguments.grace_s, terms, hidden))))
+            identity = _identity(arguments, state_dir, certificate)
+            asyncio.run(_serve(Agent(identity, Settings(state_dir, arguments.grace_s, terms, hidden, certificate))))
     except* PenstockError as group:  # the agent's task group wraps what its tasks raise
         error = _first(group)
         print(f"penstock agent: {error}", file=sys.stderr)
@@ -65,6 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--hide", type=Path, action="append", default=[], help="a path that jobs do not see, such as a server's state"
     )
+    parser.add_argument(
+        "--tls-cert", type=Path, default=TLS_CERT.read(), help="certificate chain (PEM) of this node, for the server"
+    )
+    parser.add_argument("--tls-key", type=Path, default=TLS_KEY.read(), help="private key of --tls-cert (PEM)")
     return parser
 
 
@@ -87,7 +93,9 @@ def _terms(arguments: argparse.Namespace) -> pilot.Terms | None:
     return pilot.terms(once=arguments.once, ttl_s=arguments.ttl, drain_s=arguments.drain, now=lease.now())
 
 
-def _identity(arguments: argparse.Namespace, state_dir: Path) -> identity.Identity:
+def _identity(
+    arguments: argparse.Namespace, state_dir: Path, certificate: ClientCertificate | None
+) -> identity.Identity:
     url = None if arguments.url is None else str(arguments.url).rstrip("/")
     kept = identity.load(state_dir)
     if kept is not None and url in (None, kept.url) and not arguments.join_token:
@@ -101,7 +109,7 @@ def _identity(arguments: argparse.Namespace, state_dir: Path) -> identity.Identi
     offer = identity.offer(cpus=arguments.cpus, gpus=arguments.gpus, memory_bytes=arguments.memory)
     join = partial(
         identity.join, url, arguments.join_token, name=arguments.name, state_dir=state_dir, offer=offer,
-        is_pilot=is_pilot,
+        is_pilot=is_pilot, certificate=certificate,
     )  # fmt: skip
     return identity.join_within(join) if is_pilot else join()
 

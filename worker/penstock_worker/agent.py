@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 
 import psutil
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import InvalidMessage, InvalidStatus, WebSocketException
 
 from penstock.backoff import Backoff
 from penstock.client import AuthError, Client, is_loopback
-from penstock.errors import PeerError, UserError
+from penstock.errors import PeerError, SpecError, UserError
 from penstock.machine import memory
 from penstock.machine.findings import Finding, to_mend
 from penstock.machine.survey import findings_of_machine, read_state_folder
@@ -44,6 +44,7 @@ from penstock.protocol.agent import (
     Welcome,
 )
 from penstock.settings import NODE_ADDRESS
+from penstock.tls import ClientCertificate, advice_on_silence, context_for
 from penstock.version import __version__
 from penstock_worker import lease, messages, pilot, ports, stacks, statedirs
 from penstock_worker.background import in_thread
@@ -68,13 +69,14 @@ class Settings:
     """`grace_s`: overrides the server's grace (for tests and for nodes that must stop sooner).
 
     `pilot`: of an agent that another scheduler runs for a while.
-    `hidden`: what replicas are not to see, besides the node's token.
+    `hidden`: what replicas are not to see, besides the node's token. `certificate`: what is shown to the server.
     """
 
     state_dir: Path
     grace_s: float | None = None
     pilot: pilot.Terms | None = None
     hidden: tuple[Path, ...] = ()
+    certificate: ClientCertificate | None = None
 
 
 class Agent:
@@ -187,7 +189,8 @@ class Agent:
         self._remove_state()
 
     def _run(self, replica: Replica) -> Coroutine[None, None, None]:
-        hidden = (*self._settings.hidden, self._settings.state_dir / FILE)
+        shown = self._settings.certificate
+        hidden = (*self._settings.hidden, self._settings.state_dir / FILE, *([] if shown is None else [shown.key]))
         return replica.run(self._cache, self._lease_path, self._lease.end, hidden=hidden)
 
     def _remove_state(self) -> None:
@@ -276,7 +279,8 @@ class Agent:
         return condition()
 
     def _download(self, sha256: str, path: Path) -> None:
-        with Client(self._identity.url, token=self._identity.token) as client:
+        identity, shown = self._identity, self._settings.certificate
+        with Client(identity.url, token=identity.token, certificate=shown) as client:
             client.download_snapshot(sha256, path)
 
     # Connection
@@ -290,18 +294,24 @@ class Agent:
                     backoff.reset()
             except InvalidStatus as error:
                 self._refused(error)
+            except SpecError as error:  # a certificate that is being renewed
+                _log.warning("%s", error)
             except (OSError, WebSocketException) as error:
-                _log.warning("%s is unreachable: %s", self._identity.url, error)
+                is_closed = isinstance(error, InvalidMessage | ConnectionResetError)
+                advice = advice_on_silence(self._identity.url, self._settings.certificate) if is_closed else ""
+                _log.warning("%s is unreachable: %s%s", self._identity.url, error, advice)
             self._outgoing = None
             await asyncio.sleep(backoff.wait_s())
 
     def _refused(self, error: InvalidStatus) -> None:
         status = error.response.status_code
-        _log.warning("%s answers %d to this node", self._identity.url, status)
+        why = messages.explanation(error.response.body)
+        _log.warning("%s answers %d to this node%s", self._identity.url, status, f": {why}" if why else "")
         if status in (401, 403) and lease.now() > self._lease.end:
             raise AuthError(
-                f"{self._identity.url} does not accept this node ({self._identity.node_id}, HTTP {status}); "
-                "make a join token with 'penstock agent token' and join again with --join-token" + self._left_running()
+                f"{self._identity.url} does not accept this node ({self._identity.node_id}, HTTP {status}): "
+                + (why or "make a join token with 'penstock agent token' and join again with --join-token")
+                + self._left_running()
             )
 
     def _left_running(self) -> str:
@@ -318,6 +328,7 @@ class Agent:
             additional_headers={"Authorization": f"Bearer {self._identity.token}"},
             compression=None,
             max_size=MAX_MESSAGE_BYTES,
+            ssl=await in_thread(context_for, address, self._settings.certificate),
             close_timeout=CLOSE_S,
             proxy=None if is_loopback(self._identity.url) else True,
         ) as websocket:

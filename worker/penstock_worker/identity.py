@@ -17,6 +17,7 @@ from penstock.errors import SpecError, Unavailable
 from penstock.machine import memory
 from penstock.machine.cores import usable_cores
 from penstock.protocol.rest import NodeJoin
+from penstock.tls import ClientCertificate
 from penstock.version import __version__
 from penstock_worker import lease
 
@@ -63,11 +64,18 @@ def offer(*, cpus: int | None = None, gpus: int | None = None, memory_bytes: int
 
 
 def join(
-    url: str, join_token: str, *, name: str | None, state_dir: Path, offer: Offer, is_pilot: bool = False
+    url: str,
+    join_token: str,
+    *,
+    name: str | None,
+    state_dir: Path,
+    offer: Offer,
+    is_pilot: bool = False,
+    certificate: ClientCertificate | None = None,
 ) -> Identity:
     """Register this machine as a node and keep the answer. Raises what `Client` raises.
 
-    `is_pilot`: a former pilot of this name, on whatever host, has the same node.
+    `is_pilot`: a former pilot of this name, on whatever host, has the same node. `certificate`: is shown to the server.
     """
     node = {
         "join_token": join_token,
@@ -79,7 +87,7 @@ def join(
         "version": __version__,
         **({"pilot": True} if is_pilot else {}),  # a server that does not know the field refuses it
     }
-    with Client(url, token=None) as client:
+    with Client(url, token=None, certificate=certificate) as client:
         answer = client.register_node(cast(NodeJoin, node))
     identity = Identity(url, answer["node_id"], answer["node_token"])
     lease.write_json(state_dir / FILE, asdict(identity))

@@ -124,3 +124,14 @@ def log(report: ReplicaReport, offset: int, chunk: bytes) -> LogBytes:
     """Return a piece of a replica's log."""
     text = base64.b64encode(chunk).decode("ascii")
     return LogBytes(replica_id=report.replica_id, epoch=report.epoch, offset=offset, text_b64=text)
+
+
+def explanation(body: bytes | bytearray | None) -> str:
+    """Return what a problem document says of this node's certificate, and what to do; '' for any other body."""
+    try:
+        problem = json.loads(body or b"{}")
+    except ValueError:
+        return ""
+    if not isinstance(problem, dict) or not str(problem.get("code", "")).startswith("certificate_"):
+        return ""
+    return f"{problem.get('detail')}; {problem.get('hint')}"

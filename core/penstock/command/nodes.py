@@ -172,12 +172,16 @@ def agent_join(
     drain: Annotated[
         float | None, typer.Option("--drain", metavar="SECONDS", help="of --ttl, the time without new jobs (60)")
     ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", help="certificate chain (PEM) of this node, for the server")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="private key of --tls-cert (PEM)")] = None,
 ) -> None:
     """Run the agent of this machine until it is stopped. The second start needs no join token."""
     size = None if memory is None else memory_option(memory)
     given = {
         "--url": url, "--name": name, "--state-dir": state_dir, "--grace-s": grace, "--ttl": ttl, "--drain": drain,
-        "--cpus": cpus, "--gpus": gpus, "--memory": size,
+        "--cpus": cpus, "--gpus": gpus, "--memory": size, "--tls-cert": tls_cert, "--tls-key": tls_key,
     }  # fmt: skip
     arguments = [text for flag, value in given.items() if value is not None for text in (flag, str(value))]
     arguments += ["--once"] if once else []

@@ -27,20 +27,30 @@ def up(
         Path | None, typer.Option("--tls-cert", help="certificate chain (PEM) for --host: serve HTTPS")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="private key of --tls-cert (PEM)")] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option("--tls-client-ca", help="authority (PEM) of client certificates: each agent needs one"),
+    ] = None,
+    tls_client_required: Annotated[
+        str | None, typer.Option("--tls-client-required", help="agents, or all: who needs one (default: agents)")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run a server and a local agent until stopped (Ctrl-C or SIGTERM); that ends all running jobs' processes too.
 
-    The agent finds the authority of --tls-cert by SSL_CERT_FILE, if the system does not know it.
+    The agent finds the authority of --tls-cert by SSL_CERT_FILE, if the system does not know it, and its own
+    certificate for --tls-client-ca by PENSTOCK_TLS_CERT and PENSTOCK_TLS_KEY.
     """
     from penstock.command.profile import home
     from penstock.command.stack import Stack  # loads httpx
     from penstock.process.signals import Stopped, stopped_by_signal  # loads subprocess and ctypes
 
     options = ["--insecure"] if insecure else []
-    options += [
-        text for flag, path in (("--tls-cert", tls_cert), ("--tls-key", tls_key)) if path for text in (flag, str(path))
-    ]
+    given = {
+        "--tls-cert": tls_cert, "--tls-key": tls_key, "--tls-client-ca": tls_client_ca,
+        "--tls-client-required": tls_client_required,
+    }  # fmt: skip
+    options += [text for flag, value in given.items() if value is not None for text in (flag, str(value))]
     folder = state_dir or home()
     try:
         with (

@@ -17,6 +17,8 @@ from uvicorn.protocols.http import h11_impl as _h11
 from uvicorn.protocols.websockets import websockets_sansio_impl as _sansio
 
 _LINGER_S = 10.0
+PEER_CERTIFICATE = "peer_certificate"
+"""Key of a scope's `state`: the verified certificate of the peer, as `ssl.SSLSocket.getpeercert` describes it."""
 
 
 class _Admission(Protocol):
@@ -42,6 +44,9 @@ class HttpProtocol(_h11.H11Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin with a connection that has sent nothing."""
         assert isinstance(transport, asyncio.Transport)
+        shown = transport.get_extra_info("peercert")  # empty unless one came and was verified
+        if shown:
+            self.app_state = {**self.app_state, PEER_CERTIFICATE: shown}  # a copy of it is each scope's `state`
         super().connection_made(transport)
         self._admission.opened(self, len(self.connections))
 

@@ -207,6 +207,8 @@ def stored_seq(answer: str | bytes) -> int:
 def _connection(attached: Attached) -> AbstractContextManager[ClientConnection]:
     from websockets.sync.client import connect  # see WebsocketLink
 
+    from penstock.tls import ClientCertificate, context_for  # loads ssl
+
     return connect(
         "ws" + attached.url.removeprefix("http") + "/api/v1/attach",
         additional_headers={"Authorization": f"Bearer {attached.token}"},
@@ -214,6 +216,7 @@ def _connection(attached: Attached) -> AbstractContextManager[ClientConnection]:
         open_timeout=OPEN_TIMEOUT_S,
         close_timeout=CLOSE_TIMEOUT_S,
         max_size=1 << 20,
+        ssl=context_for(attached.url, ClientCertificate.from_environ()),
     )
 
 

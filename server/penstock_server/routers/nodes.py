@@ -7,9 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import FileResponse
 
+from penstock_server.auth.certificates import check_node
 from penstock_server.auth.principal import by_project, scoped, unauthenticated
 from penstock_server.description import problems
-from penstock_server.guard import count_wrong
+from penstock_server.guard import certificate_of, count_wrong
 from penstock_server.problems import NotFound, Problem
 from penstock_server.routers.deps import Asker, Id, Server
 from penstock_server.schemas import api
@@ -26,10 +27,12 @@ async def list_nodes(server: Server) -> api.Page[api.Node]:
     return api.Page(items=await server.nodes.page())
 
 
-@router.post("/nodes", status_code=201, operation_id="joinNode", responses=problems(401, 429))
+@router.post("/nodes", status_code=201, operation_id="joinNode", responses=problems(401, 403, 429))
 @unauthenticated  # the join token in the body is what opens it, once
 async def join_node(server: Server, request: Request, body: api.NodeJoin) -> api.NodeJoined:
     """Turn a join token into a node's identity."""
+    if server.settings.tls_client_ca is not None:
+        check_node(certificate_of(request), body.name)  # before the token is used up
     try:
         return await server.nodes.join(body)
     except Problem as problem:

@@ -59,6 +59,15 @@ class Nodes:
         self._tokens.forget()
         return api.NodeJoined(node_id=row.id, node_token=minted.secret)
 
+    async def name_of(self, node_id: str) -> str:
+        """Return the name of a node. Raises NotFound."""
+        async with self._db.glance() as session:
+            found = await session.execute(select(NodeRow.name).where(NodeRow.id == node_id))
+            name: str | None = found.scalar_one_or_none()
+        if name is None:
+            raise NotFound("node", node_id)
+        return name
+
     async def page(self) -> list[api.Node]:
         """List all nodes, oldest first."""
         async with self._db.read() as session:
