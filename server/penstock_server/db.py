@@ -105,6 +105,8 @@ class Database:
         if self.is_sqlite:
             event.listen(self.engine.sync_engine, "connect", _on_sqlite_connect)
             event.listen(self.engine.sync_engine, "begin", _on_sqlite_begin)
+        else:
+            event.listen(self.engine.sync_engine, "connect", _on_postgresql_connect)
         writing = self.engine.execution_options(penstock_write=True)
         single = self.engine.execution_options(penstock_single=True)
         self._read = async_sessionmaker(self.engine, expire_on_commit=False, autoflush=False)
@@ -286,6 +288,15 @@ def _away(error: Exception) -> DatabaseAway:
     if any(text in cause for text in _FULL):
         return StorageFull(f"the server's disk is full: {cause}. What runs goes on; make room for what is new.")
     return DatabaseAway(f"the database cannot be used now: {cause}. What runs goes on; try again.")
+
+
+def _on_postgresql_connect(connection: Any, _record: Any) -> None:
+    """Wait for commits to be in the log: what was answered is not lost, whatever the default of the database is."""
+    cursor = connection.cursor()
+    setting = "synchronous_commit"
+    cursor.execute(f"SELECT set_config('{setting}', 'on', false) WHERE current_setting('{setting}') = 'off'")
+    cursor.close()
+    connection.commit()
 
 
 def _on_sqlite_connect(connection: Any, _record: Any) -> None:

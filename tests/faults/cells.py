@@ -192,10 +192,9 @@ def database_down(bed: Bed, for_s: float) -> Iterator[None]:
 def disk_full(bed: Bed, folder: Path, for_s: float) -> Iterator[None]:
     """The small file system of a node, or of the server, is full."""
     began = time.time()
-    with (folder / "fill").open("wb") as fill, contextlib.suppress(OSError):
+    with (folder / "fill").open("wb", buffering=0) as fill, contextlib.suppress(OSError):
         while True:
             fill.write(bytes(1 << 16))
-            fill.flush()
     try:
         yield
         time.sleep(for_s)

@@ -158,3 +158,19 @@ async def test_orders_are_sent_once_the_database_is_back(
         await sqlite_server.submit()
         assert len(await agent.desired(1)) == 1
     assert len(asked) >= 2, "the agent got its orders by a question after the one that failed"
+
+
+async def test_an_answered_submission_outlives_its_database(postgres_apart: Cluster, tmp_path: Path) -> None:
+    """Clusters of tests have `synchronous_commit` off: one that ends at once would lose the last half second."""
+    async with running(settings_for(tmp_path, postgres_apart.url)) as server:
+
+        async def is_ready() -> int:
+            return (await server.http.get("/readyz")).status_code
+
+        for _ in range(3):
+            answered = {(await server.submit())["id"] for _ in range(3)}
+            postgres_apart.stop("immediate")
+            postgres_apart.start()
+            await until_answer(is_ready, lambda status: status == 200)
+            listed = (await server.http.get("/api/v1/jobs?page_size=100")).json()["items"]
+            assert answered <= {job["id"] for job in listed}
