@@ -10,6 +10,7 @@ hold whatever was written before, and the engine runs the next step as if nothin
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import PenstockError, SpecError
@@ -91,6 +92,13 @@ class Engine:
             return
         instruction, op_index, message, inputs = failure
         raise EngineError(message, instruction=instruction, op_index=op_index, inputs=inputs)
+
+    def prepared(self, plan: TorchPlan, fed: Sequence[int]) -> object:
+        """Return a capsule by which other native code feeds these slots and runs `plan`, without Python.
+
+        The caller holds engine and plan as long; no other run of the engine goes on meanwhile.
+        """
+        return self._native.prepared(plan, fed)
 
     def drain(self) -> dict[str, Any]:
         """Return the trace events written since the last drain as columns, grouped by thread.

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from penstock.errors import PeerError
-from penstock.native.channels import AHEAD, LOOK_UP, STEP, Answers, Block, Request, Traffic
+from penstock.native.channels import AHEAD, LOOK_UP, STEP, Answers, Request
 from penstock.ps.dispatcher import Dispatcher, Response
 from penstock.ps.early import early_answers
 from penstock.ps.requests import Requests, sender_of
-from penstock.ps.rounds.messages import Pull, Refuse, Step, TrainerIncarnation
+from penstock.ps.rounds.messages import Pull, Refuse, Reply, Step, TrainerIncarnation
 from penstock.ps.state import ServerState, use_cores_for
 from penstock.ps.storage import Gradient
 from penstock.ps.transport.local import ANSWER_S
@@ -33,9 +33,7 @@ class ChannelRequests:
         self._fitting: set[tuple[str, bool]] = set()  # (block, is dense): gradients that its update takes
         self._early = early_answers(state, dispatcher, self._names)
         self.in_parts = self._early.is_possible
-        self.traffic = Traffic(
-            [Block(name, spec.dtype, list(spec.shape), is_table=spec.is_table) for name, spec in state.specs.items()]
-        )
+        self.traffic, self.prepared = state.traffic, state.prepared.native
         state.counters.also(self._counted)
 
     def _counted(self) -> Iterator[tuple[tuple[str, str], Mapping[str, int]]]:
@@ -48,11 +46,13 @@ class ChannelRequests:
         sender_of(int(message.fields["trainer"]), int(message.fields["epoch"]))
         if message.tensors:
             raise PeerError("a request to open a channel has no tensors")
+        use_cores_for(0)  # what native code merges on this thread
         names = torch.frombuffer(bytearray(json.dumps(self._names), "utf-8"), dtype=torch.uint8)
         return Message("answer", {"round": 0, "staleness": 0}, [to_wire("blocks", names)])
 
     def answer(self, request: Request, channel: Answers) -> None:
         """Answer one request. Raises PenstockError, which refuses it."""
+        self._dispatcher.check_prepared()
         if request.kind == AHEAD:
             self._early.arrived(request, channel)
             return  # has no answer
@@ -105,9 +105,12 @@ class ChannelRequests:
                 self._fitting.add((block, gradient.rows is None))
         # Not copied: the request is answered when they are applied, or refused when they are released.
         payloads = {block: state.payloads.hold(gradient, copied=False) for block, gradient in gradients.items()}
-        return self._dispatcher.dispatch(
+        response = self._dispatcher.dispatch(
             lambda ticket: Step(ticket, sender, number, payloads, bool(reads), early), payloads=payloads.values()
         )
+        if isinstance(response.answer, Reply):
+            state.prepared.learn(gradients)
+        return response
 
     def _look_up(self, request: Request, sender: TrainerIncarnation, channel: Answers) -> Response:
         number = request.round

@@ -74,18 +74,34 @@ class Dispatcher:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Let the machine handle no event meanwhile."""
-        with self._lock:
-            yield
+        """Let the machine handle no event meanwhile, nor native code go on for it: see `penstock.ps.prepared`."""
+        state = self._updates.state
+        prepared = state.prepared
+        with self._lock, prepared.held():
+            passed = prepared.take_passed()
+            if passed is not None:
+                self.machine.passed(passed)
+            try:
+                yield
+            finally:
+                may = prepared.native is not None and not self._stopped and state.can_prepare
+                prepared.prepare(self.machine.standing() if may else None)
+
+    def check_prepared(self) -> None:
+        """End the server if an update by native code has failed. Raises what `stop` decides."""
+        failure = self._updates.state.prepared.failure
+        if failure is not None:
+            self._lifecycle.failed(failure)
+            raise self._end() from failure
 
     def expected(self, round: int) -> tuple[int, ...]:
         """Return the trainers that an open round waits for, ascending; none if it is not open."""
-        with self._lock:
+        with self.frozen():
             return self.machine.expected(round)
 
     def version(self, block: str) -> int:
         """Return how many updates of a block have been applied, in modes without rounds; it may be one too few."""
-        with self._lock:
+        with self.frozen():
             return self.machine.version(block)
 
     def dispatch(self, make: Callable[[Ticket], TrainerRequest], *, payloads: Collection[Payload] = ()) -> Response:
@@ -121,7 +137,7 @@ class Dispatcher:
 
     def stop(self, reason: str, *, refuses: bool) -> None:
         """End serving: requests that wait or come raise PeerError if the first call `refuses`, else Unavailable."""
-        with self._lock:
+        with self.frozen():
             if not self._stopped:
                 self._stopped, self._refuses = reason, refuses
             for inbox in self._waiting.values():
@@ -147,7 +163,7 @@ class Dispatcher:
             while work or event is not None:
                 if event is None:
                     event = self._updates.execute(work.pop())
-                with self._lock:
+                with self.frozen():
                     if not self._stopped:
                         work += self._handle(event)
                 event = None

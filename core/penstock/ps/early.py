@@ -144,6 +144,7 @@ class RoundAnswers(EarlyAnswers):
             use_cores_for(gradients[0].values.nbytes)
             with self._state.locks.of([block]):
                 staged = self._state.staging.stage(request.round, block, gradients, members)
+                self._state.prepared.withdraw()  # native code takes nothing that is staged
             if staged is not None:
                 for of in steps:
                     of.send(self._numbers[block], *staged)
@@ -166,6 +167,7 @@ class PushAnswers(EarlyAnswers):
             with self._state.locks.of([block]):
                 version = self._dispatcher.version(block)
                 value = self._state.staged_pushes.stage(block, gradient)
+                self._state.prepared.withdraw()  # native code takes nothing that is staged
             if value is not None and step.send(self._numbers[block], 1, value):
                 step.versions[block] = version + 1  # with its own push
 

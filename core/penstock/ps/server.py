@@ -84,7 +84,7 @@ class ParameterServer:
     @property
     def staleness(self) -> dict[int, int]:
         """How many pushes were how many updates of others behind."""
-        return dict(self._updates.staleness)
+        return dict(self._updates.staleness + self._state.prepared.staleness())
 
     # -- start and stop --------------------------------------------------------------------------
 

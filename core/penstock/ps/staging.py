@@ -72,6 +72,11 @@ class Staging:
         self._lock = threading.Lock()
 
     @property
+    def has_staged(self) -> bool:
+        """Whether an update is staged. Under all locks."""
+        return bool(self._blocks)
+
+    @property
     def is_possible(self) -> bool:
         """Whether the storage can stage updates."""
         return self._storage is not None
@@ -153,6 +158,11 @@ class StagedPushes:
         self._storage = storage if isinstance(storage, StagingStorage) else None
         # Staged, by block and slot; held, so that no other gets their memory.
         self._gradients: dict[str, dict[int, Gradient]] = {}
+
+    @property
+    def has_staged(self) -> bool:
+        """Whether an update is staged, of any block."""
+        return bool(self._gradients)
 
     def stage(self, block: str, gradient: Gradient) -> torch.Tensor | None:
         """Return the value that the block would have with this push, a new tensor; None if it cannot be staged.

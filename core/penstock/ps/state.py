@@ -28,9 +28,11 @@ from dataclasses import dataclass, field
 import torch
 
 from penstock.errors import Bug, PenstockError, SpecError
+from penstock.native.channels import Block, Traffic
 from penstock.native.intra_op import use_intra_op_threads_here
 from penstock.ps.counters import Counters
 from penstock.ps.durability.wal import AppliedIndex, WriteAheadLog
+from penstock.ps.prepared import PreparedSteps
 from penstock.ps.rounds.machine import Membership
 from penstock.ps.rounds.messages import (
     Applied,
@@ -129,8 +131,7 @@ class ServerState:
     """What the parts of one server share, built once. Recovery restores `storage` and `applied`.
 
     `log`: counts only, until recovery has read the one before. `goes_on`: whether the values are
-    from a state of its own, in which no checkpoint is named. `is_torn`: an update has failed half done, so no snapshot
-    may be taken; set under the locks of what it updated.
+    from a state of its own, in which no checkpoint is named. `traffic`: of channels.
     """
 
     def __init__(self, settings: ServerSettings, storage: Storage) -> None:
@@ -138,12 +139,31 @@ class ServerState:
         self.specs = describe(storage)
         if settings.state_dir is not None and 2 * len(self.specs) > MAX_TENSORS:
             raise SpecError(f"a server that keeps a log has at most {MAX_TENSORS // 2} blocks, not {len(self.specs)}")
-        self.locks = BlockLocks(list(self.specs))
+        self.traffic = Traffic(
+            [Block(name, spec.dtype, list(spec.shape), is_table=spec.is_table) for name, spec in self.specs.items()]
+        )
         self.payloads, self.counters = Payloads(), Counters()
         self.applied = AppliedIndex(trainers=settings.fanin, keeps_changes=settings.mode == "geo")
         self.staging, self.staged_pushes = Staging(storage, self.applied), StagedPushes(storage)
+        self.prepared = PreparedSteps(settings, storage, self.specs, self.traffic, self.applied)
+        self.locks = BlockLocks(list(self.specs), held=self.prepared.held)
         self.log = WriteAheadLog(None)
-        self.goes_on = self.is_torn = False
+        self.goes_on = self._is_torn = False
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether an update has failed half done, so that no snapshot may be taken."""
+        return self._is_torn or self.prepared.failure is not None
+
+    def tear(self) -> None:
+        """An update has failed half done. Under the locks of what it updated."""
+        self._is_torn = True
+
+    @property
+    def can_prepare(self) -> bool:
+        """Whether native code may go on when the round machine is at rest. Held."""
+        is_staged = self.staging.has_staged or self.staged_pushes.has_staged
+        return not (self.log.is_kept or is_staged or self._is_torn)
 
 
 LARGE = 8 << 20
@@ -239,7 +259,7 @@ class Updates:
         try:
             rest = {b: g for b, g in gradients.items() if not self.state.staged_pushes.take(b, g)}
         except BaseException:
-            self.state.is_torn = True
+            self.state.tear()
             raise
         self._update(rest)
 
@@ -253,7 +273,7 @@ class Updates:
             else:
                 self._each(lambda block: storage.update(block, gradients[block]), gradients, [gradients.values()])
         except BaseException:
-            self.state.is_torn = True
+            self.state.tear()
             raise
 
     def _count(self, push: Apply) -> None:
@@ -296,7 +316,7 @@ class Updates:
             self.state.staging.take(staged)
             self._update({block: gradient for block, gradient in merged.items() if block not in staged})
         except BaseException:
-            self.state.is_torn = True
+            self.state.tear()
             if self.state.log.is_kept:  # every start would fail over it again
                 self.state.log.drop(sequence)
             raise
@@ -329,11 +349,11 @@ class Updates:
                         self.state.storage.update(work.block, gradient)
                 except PenstockError as error:
                     if isinstance(error, Bug):
-                        self.state.is_torn = True
+                        self.state.tear()
                         raise
                     return FailedPush(work.payload, str(error))
                 except BaseException:
-                    self.state.is_torn = True
+                    self.state.tear()
                     raise
                 if self.state.log.is_kept:
                     self.state.log.append(_applied(work, gradient))

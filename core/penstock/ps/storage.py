@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -118,24 +119,29 @@ def describe(storage: Storage) -> dict[str, BlockSpec]:
 
 
 class BlockLocks:
-    """A lock for each block: held while it is updated, read or copied. Several are taken in one order."""
+    """A lock for each block: held while it is updated, read or copied. Several are taken in one order.
 
-    def __init__(self, names: Sequence[str]) -> None:
+    `held`: keeps away, while any lock is held, what updates and reads blocks without these locks.
+    """
+
+    def __init__(self, names: Sequence[str], *, held: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._locks = {name: threading.Lock() for name in sorted(names)}
+        self._held = held
 
     @contextlib.contextmanager
     def of(self, names: Sequence[str]) -> Iterator[None]:
         """Hold the locks of these blocks."""
         locks = [self._locks[name] for name in sorted(set(names))]
         num_held = 0
-        try:
-            for lock in locks:
-                lock.acquire()
-                num_held += 1
-            yield
-        finally:
-            for lock in locks[:num_held]:
-                lock.release()
+        with self._held():
+            try:
+                for lock in locks:
+                    lock.acquire()
+                    num_held += 1
+                yield
+            finally:
+                for lock in locks[:num_held]:
+                    lock.release()
 
     @contextlib.contextmanager
     def all(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from penstock.errors import OperatorError
 from penstock.native.engine import Engine, EngineError, TorchPlan
 from penstock.program.ir import Arg, Operator, Output, Ref
 from penstock.program.kernels import concrete, operator_error, resolve
+from penstock.ps.prepared import PreparedUpdate
 
 _OF_ELEMENTS = frozenset({"penstock.sgd_.default", "penstock.adam_.default"})
 _OF_ROWS = frozenset(f"penstock.sparse_{rule}_.default" for rule in ("sgd", "adam", "adagrad"))
@@ -73,24 +74,38 @@ class UpdatePlans:
         """Update these blocks with what each is fed. Raises OperatorError; writes before it remain."""
         names = tuple(fed)
         with self._lock:
-            if self._engine is None:
-                self._engine = Engine(self._num_threads, max_running=self._num_threads, intra_op_threads=1)
-                self._engine.set_tracing(on=False)  # no thread reads it
-            plan = self._plans.get(names)
-            if plan is None:
-                if len(self._plans) >= _MAX_PLANS:
-                    self._plans.clear()
-                plan = self._plans[names] = _plan([self._updates[name] for name in names], self._num_threads)
+            plan, engine = self._plan_of(names)
             tensors = [tensor for name in names for tensor in fed[name]]
             plan.plan.set_all(plan.fed, tensors)
             self._step += 1
             try:
-                self._engine.run(plan.plan, self._step)
+                engine.run(plan.plan, self._step)
             except EngineError as error:
                 raise _named(error, plan) from error
             finally:
                 for slot in plan.fed:  # they look at memory of a message
                     plan.plan.clear(slot)
+
+    def prepared(self, blocks: Sequence[str]) -> PreparedUpdate:
+        """Return the update of these blocks for native code, which runs it while `run` is not called."""
+        with self._lock:
+            plan, engine = self._plan_of(tuple(blocks))
+
+        def error(op_index: int, message: str, inputs: str) -> OperatorError:
+            return _named(EngineError(message, instruction=-1, op_index=op_index, inputs=inputs), plan)
+
+        return PreparedUpdate(engine.prepared(plan.plan, plan.fed), (engine, plan), error)
+
+    def _plan_of(self, names: tuple[str, ...]) -> tuple[_Plan, Engine]:
+        if self._engine is None:
+            self._engine = Engine(self._num_threads, max_running=self._num_threads, intra_op_threads=1)
+            self._engine.set_tracing(on=False)  # no thread reads it
+        plan = self._plans.get(names)
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[names] = _plan([self._updates[name] for name in names], self._num_threads)
+        return plan, self._engine
 
 
 def _named(error: EngineError, plan: _Plan) -> OperatorError:

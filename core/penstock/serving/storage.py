@@ -19,6 +19,7 @@ from penstock.program import legality
 from penstock.program.ir import Operator
 from penstock.program.kernels import check_writes
 from penstock.program.program import Program
+from penstock.ps.prepared import PreparedUpdate
 from penstock.ps.remote import SPARSE_TABLE
 from penstock.ps.rows import are_within, server_of
 from penstock.ps.settings import Copy
@@ -62,6 +63,7 @@ class ProgramStorage:
         updates = [u for b in self._blocks.values() if (u := b.update_of()) is not None]
         self._plans = UpdatePlans(updates, num_threads=usable_cores())
         round_operators = operators.get(description.round_block, []) if description.round_block else []
+        self._has_round_block = bool(round_operators)
         self._numbers = _persistables(program, scope, round_operators)
         self._round = PreparedBlock(program, round_operators, self._numbers)
         self._round_lock = threading.Lock()
@@ -128,6 +130,15 @@ class ProgramStorage:
                     held.enter_context(block.lock)
             if fed:
                 self._plans.run(fed)
+
+    @property
+    def is_preparable(self) -> bool:
+        """Whether native code can run every update: no table, no round block, nothing that pulls change."""
+        return not self._has_round_block and all(name in self._plans for name in self._blocks)
+
+    def prepared_update(self, blocks: Sequence[str]) -> PreparedUpdate:
+        """Return the update of these blocks for native code. One of them is run at a time, with the blocks' locks."""
+        return self._plans.prepared(blocks)
 
     def value(self, block: str) -> torch.Tensor:
         """Return a dense block's tensor. Raises PeerError for a table."""

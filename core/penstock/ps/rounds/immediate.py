@@ -34,6 +34,7 @@ from penstock.ps.rounds.messages import (
     Refuse,
     Release,
     Reply,
+    Standing,
     Step,
     Tick,
     Ticket,
@@ -115,6 +116,24 @@ class ImmediateUpdates(RoundMachine):
         early = event.read_early if isinstance(event, Step) else {}
         for name, block in self._blocks.items():
             self._seen[event.sender.trainer, name] = early.get(name, block.version)
+
+    def standing(self) -> Standing | None:
+        """Versions, and what trainers have read and pushed, if no push is under way."""
+        is_busy = self._finished or self._steps or any(b.queue for b in self._blocks.values())
+        members = {} if is_busy or self.meetings.waiting else self.members.at_rest()
+        if not members:
+            return None
+        pushed = {key: step for key, (epoch, step) in self.applied.items() if members.get(key[0]) == epoch}
+        versions = {name: block.version for name, block in self._blocks.items()}
+        return Standing(0, members, versions=versions, read=dict(self._seen), pushed=pushed)
+
+    def passed(self, now: Standing) -> None:
+        """Pushes have been applied, and parameters read."""
+        super().passed(now)
+        for name, version in now.versions.items():
+            self._blocks.setdefault(name, _Block()).version = version
+        self._seen |= now.read
+        self.applied |= {(t, block): (now.members[t], step) for (t, block), step in now.pushed.items()}
 
     def version(self, block: str) -> int:
         """Return how many updates of a block have been reported as applied."""

@@ -33,6 +33,7 @@ from penstock.ps.rounds.messages import (
     Refuse,
     Release,
     Reply,
+    Standing,
     Step,
     Tick,
     Ticket,
@@ -161,6 +162,17 @@ class Membership:
     def touch(self, sender: TrainerIncarnation, now: float) -> None:
         """Renew a member's lease."""
         self._members[sender.trainer].seen_at = now
+
+    def seen(self, sender: TrainerIncarnation, at: float) -> None:
+        """Renew the lease of a member whose request was carried out at a time that has passed."""
+        member = self._members[sender.trainer]
+        member.seen_at = max(member.seen_at, at)
+
+    def at_rest(self) -> dict[int, int]:
+        """Return the members, trainer -> epoch, once all expected ones have joined; none if one is to come back."""
+        if not self.started or any(m.is_returning for m in self._members.values()):
+            return {}
+        return {t: m.epoch for t, m in self._members.items()}
 
     def leave(self, trainer: int) -> None:
         """Remove a trainer on its request; one that was lost is not expected any more."""
@@ -319,6 +331,15 @@ class RoundMachine:
             self._credit_pause(event)
         out = self.handlers[type(event)](event)
         return [*out, *self.meetings.settle(self.open_round())] if self.meetings.waiting else out
+
+    def standing(self) -> Standing | None:
+        """Where the machine stands, if nothing is under way, so that steps of all members may be carried out for it."""
+        raise NotImplementedError
+
+    def passed(self, now: Standing) -> None:
+        """Go on from here: the machine was at rest, and as many steps were carried out as if it had handled them."""
+        for trainer, at in now.seen_at.items():
+            self.members.seen(TrainerIncarnation(trainer, now.members[trainer]), at)
 
     def open_round(self) -> int:
         """The open round; 0 where there are none."""

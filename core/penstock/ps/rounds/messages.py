@@ -139,6 +139,23 @@ Event = TrainerRequest | Tick | Applied | FailedRound | AppliedPush | FailedPush
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a machine at rest stands, from which native code may go on for it, and where that has come to.
+
+    `members`: trainer -> epoch; `seen_at`: trainer -> when a request of it was carried out natively last. Without
+    rounds `versions`: block -> updates applied; `read`: (trainer, block) -> its version when the trainer read it last;
+    `pushed`: (trainer, block) -> number of its newest push applied.
+    """
+
+    round: int
+    members: Mapping[int, int]
+    seen_at: Mapping[int, float] = field(default_factory=dict)
+    versions: Mapping[str, int] = field(default_factory=dict)
+    read: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    pushed: Mapping[tuple[int, str], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """Answer a request. `round`: the open round, which is also the number of rounds applied."""
 

@@ -41,6 +41,7 @@ from penstock.ps.rounds.messages import (
     Refuse,
     Release,
     Reply,
+    Standing,
     Step,
     Tick,
     Ticket,
@@ -129,6 +130,19 @@ class SyncRounds(RoundMachine):
             return []
         self._finished = True
         return [AllLeft()]
+
+    def standing(self) -> Standing | None:
+        """The open round, if nothing of it has come, and it waits for all members."""
+        is_busy = self._closing or self._finished or self._pulls or self._reached or self._pushed or self._refused
+        members = {} if is_busy or self.meetings.waiting else self.members.at_rest()
+        if not members or self.members.participants(self.round) != members.keys():
+            return None
+        return Standing(self.round, members)
+
+    def passed(self, now: Standing) -> None:
+        """Rounds have been closed, with a step of each member."""
+        super().passed(now)
+        self.round = now.round
 
     def waits_for(self) -> list[int]:
         """Trainers that are not at the barrier of the open round, while others are."""

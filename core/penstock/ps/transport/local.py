@@ -29,7 +29,7 @@ from typing import Protocol
 from penstock.errors import PeerError, PenstockError, Unavailable
 from penstock.log import warn_once
 from penstock.machine.capability import capability
-from penstock.native.channels import Answers, Request, Traffic
+from penstock.native.channels import Answers, Prepared, Request, Traffic
 from penstock.ps.transport.frames import Closed, Line
 from penstock.ps.wire import Message, WireError
 
@@ -61,11 +61,13 @@ What it raises refuses the request, except Unavailable: that breaks the connecti
 class ChannelHandler(Protocol):
     """Answers requests over channels; `traffic` counts what goes over them.
 
-    `in_parts`: it takes each message ahead of a step, where bodies go through the connection.
+    `in_parts`: it takes each message ahead of a step, where bodies go through the connection. `prepared`: answers
+    what it can before the handler is asked, where memory is shared.
     """
 
     traffic: Traffic
     in_parts: bool
+    prepared: Prepared | None
 
     def open(self, message: Message) -> Message:
         """Answer the request to make its connection a channel. What it raises refuses that."""
@@ -148,6 +150,7 @@ class LineServer:
         listener: socket.socket | None = None,
     ) -> None:
         self._handler, self._job, self._token, self._channels = handler, job, token, channels
+        self._prepared = None if channels is None else channels.prepared
         self._shares = listener is None
         self.address = "" if listener is not None else f"penstock-ps-{secrets.token_hex(8)}"
         self._socket = listener or socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -255,7 +258,7 @@ class LineServer:
     def _next(self, channel: Answers, *, in_parts: bool) -> Request:
         """Receive a request. Logs a warning for the first that is malformed: every step of its sender may be."""
         try:
-            return channel.receive(in_parts=in_parts)
+            return channel.receive(in_parts=in_parts, prepared=self._prepared)
         except PeerError as error:
             text = f"a channel is closed, since what a trainer sent over it is malformed: {error}"
             warn_once(_log, text, self, about="malformed")

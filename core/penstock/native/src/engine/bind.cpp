@@ -10,6 +10,7 @@
 #include "engine/bind_device.h"
 #include "engine/bind_feed.h"
 #include "engine/bind_memory.h"
+#include "engine/prepared_run.h"
 #include "engine/threads.h"
 #include "engine/torch_plan.h"
 
@@ -189,6 +190,16 @@ class PythonEngine {
                           py::bytes(failure->message).attr("decode")("utf-8", "replace"), failure->inputs);
   }
 
+  // As `run`, for code without Python. The engine and the plan have to outlive it.
+  std::optional<PreparedRun::Failed> run_prepared(TorchPlan& plan, std::uint64_t step) {
+    std::optional<Failure> failure;
+    with_operator_state(intra_op_threads_, [&] { failure = plan.run(engine_, intra_op_threads_, step, 0); });
+    if (!failure) return std::nullopt;
+    const bool known = failure->instruction != kNone;
+    return PreparedRun::Failed{known ? static_cast<std::int64_t>(plan.op_index(failure->instruction)) : -1,
+                               failure->message, failure->inputs};
+  }
+
   py::dict drain() {
     Trace trace;
     {
@@ -234,6 +245,38 @@ class PythonEngine {
   int intra_op_threads_;
   Engine engine_;
 };
+
+class PreparedPlan final : public PreparedRun {
+ public:
+  PreparedPlan(PythonEngine& engine, TorchPlan& plan, std::vector<std::int64_t> fed)
+      : engine_(engine), plan_(plan), fed_(std::move(fed)) {}
+
+  std::optional<Failed> run(std::vector<at::Tensor> fed) override {
+    std::optional<Failed> failed;
+    try {
+      plan_.set_all(fed_, std::move(fed));
+      failed = engine_.run_prepared(plan_, ++step_);
+    } catch (const std::exception& error) {  // the engine is closed
+      failed = {-1, error.what(), {}};
+    }
+    for (const std::int64_t slot : fed_) plan_.clear(slot);
+    return failed;
+  }
+
+ private:
+  PythonEngine& engine_;
+  TorchPlan& plan_;
+  const std::vector<std::int64_t> fed_;
+  std::uint64_t step_ = 0;
+};
+
+// The caller holds engine and plan for as long as the capsule is used.
+py::capsule prepared(PythonEngine& engine, TorchPlan& plan, std::vector<std::int64_t> fed) {
+  PreparedRun* made = new PreparedPlan(engine, plan, std::move(fed));
+  return py::capsule(made, kPreparedRun, [](PyObject* capsule) {
+    delete static_cast<PreparedRun*>(PyCapsule_GetPointer(capsule, kPreparedRun));
+  });
+}
 
 // Seconds for `repeats` trace events (two clock reads and a record each), and for the clock reads alone.
 std::pair<double, double> time_trace_events(std::uint32_t repeats) {
@@ -296,6 +339,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(py::init<std::uint32_t, int, std::size_t>(), py::arg("num_workers"), py::arg("intra_op_threads"),
            py::arg("ring_capacity"))
       .def("run", &PythonEngine::run, py::arg("plan"), py::arg("step"), py::arg("seed"))
+      .def("prepared", &prepared, py::arg("plan"), py::arg("fed"))
       .def("drain", &PythonEngine::drain)
       .def("set_tracing", &PythonEngine::set_tracing, py::kw_only(), py::arg("on"))
       .def("statistics", &PythonEngine::statistics)
