@@ -67,6 +67,7 @@ def settled(
         return replace(
             choice, fuse_all_reduce=False, fuse_optimizer=False, fuse_add_act=False, matrix_kernels=False,
             reuse_buffers=False, inplace=False, fuse_lookups=False, fuse_sparse=False,
+            fuse_max_pool=False,
         )  # fmt: skip
     matrix = matrix_settings(at_once=at_once, intra_op=intra_op)
     return replace(choice, matrix=replace(matrix, forced=choice.matrix.forced or matrix.forced))

@@ -41,6 +41,7 @@ class PassChoice:
     fuse_remote: bool = True
     fuse_lookups: bool = True
     fuse_sparse: bool = True
+    fuse_max_pool: bool = True
     sync_batch_norm: bool = False
     matrix_kernels: bool = True
     reuse_buffers: bool = True
@@ -58,6 +59,7 @@ PLAIN = PassChoice(
     fuse_remote=False,
     fuse_lookups=False,
     fuse_sparse=False,
+    fuse_max_pool=False,
     matrix_kernels=False,
     reuse_buffers=False,
     inplace=False,

@@ -27,6 +27,15 @@ def _fused_add_act(x: Tensor, y: Tensor, activation: str, scale: float) -> Tenso
     return torch.empty_like(x + y)
 
 
+def _max_pool_2x2(x: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
+    sizes = [*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2]
+    return x.new_empty(sizes), x.new_empty(sizes, dtype=torch.uint8)
+
+
+def _max_pool_2x2_backward(grad: Tensor, places: Tensor) -> Tensor:
+    return grad.new_empty([*grad.shape[:2], 2 * grad.shape[2], 2 * grad.shape[3]])
+
+
 def _lookup_concat(
     tables: list[Tensor], ids: list[Tensor], padding_idx: list[int], parts: list[Tensor], order: list[int]
 ) -> Tensor:
@@ -48,6 +57,8 @@ _FAKE_KERNELS: dict[str, Callable[..., Any]] = {
     "product": _product,
     "product_by": _product,
     "fused_add_act": _fused_add_act,
+    "max_pool_2x2": _max_pool_2x2,
+    "max_pool_2x2_backward": _max_pool_2x2_backward,
     "lookup_concat": _lookup_concat,
     "lookup_pool": _lookup_pool,
     "fused_sparse_sgd_": _writes_only,

@@ -194,6 +194,8 @@ CASES = [
     Case("product", lambda: [_table(3, 6), torch.randn(4, 3), None, True, True, "tanh", "torch"]),
     Case("product_by", lambda: [_table(), torch.randn(3, 4), torch.randn(4), False, False, "relu", "torch"]),
     Case("fused_add_act", lambda: [_table(), _table(3), "relu", 1.0]),
+    Case("max_pool_2x2", lambda: [torch.randn(2, 3, 4, 6), True]),
+    Case("max_pool_2x2_backward", lambda: [torch.randn(2, 3, 2, 3), torch.randint(0, 5, (2, 3, 2, 3)).byte()]),
     Case("mkl_vendor_check", list),
     Case(
         "lookup_concat", lambda: [[_table(), _table(6, 2)], [_ids(5), _ids(5, 1)], [-1, 0], [_table(5, 4)], [1, -1, 0]]

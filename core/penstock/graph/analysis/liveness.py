@@ -109,12 +109,17 @@ class Readers:
 
     def only_one(self, name: str) -> OpHandle | None:
         """Return the one reader of a temporary whose memory nothing else touches, by no view either."""
+        readers = self.all_of(name)
+        return readers[0] if readers is not None and len(readers) == 1 else None
+
+    def all_of(self, name: str) -> list[OpHandle] | None:
+        """Return the readers of a temporary whose memory nothing else touches; None if something may."""
         variable = self._graph.variables[name]
         readers = self.of(name)
         lasting = variable.persistable or variable.feed or self.is_fetched(name)
-        if lasting or variable.storage != name or len(readers) != 1 or len(self._touched[name]) != 2:
+        if lasting or variable.storage != name or len(self._touched[name]) != len(readers) + 1:
             return None
-        return readers[0]
+        return readers
 
 
 def drop_unread(graph: Graph, kept: Collection[str], types: Container[str]) -> Graph:

@@ -20,6 +20,7 @@ with `graph.rewrite.Rewriter`; edges are derived again, never carried over.
 | sizes | lookups and their sums over sequences | fuse_bags.py | (always, on CPU) |
 | sizes | lookups side by side | fuse_lookups.py | (always, on CPU) |
 | sizes | updates of one kind | fuse_optimizer.py | fuse_all_optimizer_ops |
+| sizes | max pooling by 2 x 2, with relu | fuse_max_pool.py | (always, on CPU) |
 | sizes | sum and activation in one operator | fuse_add_act.py | fuse_elewise_add_act_ops |
 | sizes | kernels of matrix products | matrix_kernels.py | (PENSTOCK_MATRIX_KERNELS) |
 | sizes | sequential order | exchanges.py | enable_sequential_execution |
@@ -43,6 +44,7 @@ from penstock.graph.passes.fuse_add_act import fuse_add_act
 from penstock.graph.passes.fuse_bags import fuse_bags
 from penstock.graph.passes.fuse_geo import fuse_geo
 from penstock.graph.passes.fuse_lookups import fuse_lookups
+from penstock.graph.passes.fuse_max_pool import fuse_max_pool
 from penstock.graph.passes.fuse_optimizer import fuse_updates
 from penstock.graph.passes.fuse_remote import fuse_remote
 from penstock.graph.passes.fuse_remote_copies import fuse_remote_copies
@@ -90,6 +92,8 @@ def run_sized_passes(
     if choice.fuse_lookups:
         graph = fuse_bags(graph, program, kept)
         graph = fuse_lookups(graph, program, kept)
+    if choice.fuse_max_pool:
+        graph = fuse_max_pool(graph, program, kept)
     if choice.fuse_optimizer:
         graph = fuse_updates(graph, program, kept)
     if choice.fuse_add_act:

@@ -7,12 +7,17 @@
 
 #include <optional>
 #include <string_view>
+#include <tuple>
 
 namespace penstock::ops {
 
 // operators_fused.cpp
 void activate_(at::Tensor& tensor, std::string_view activation, double scale);
 at::Tensor fused_add_act(const at::Tensor& x, const at::Tensor& y, c10::string_view activation, double scale);
+
+// operators_pool.cpp
+std::tuple<at::Tensor, at::Tensor> max_pool_2x2(const at::Tensor& x, bool relu);
+at::Tensor max_pool_2x2_backward(const at::Tensor& grad, const at::Tensor& places);
 
 // operators_matrix.cpp
 // `product` falls back to torch's kernel, with a warning, where another one fails; `product_by` raises.

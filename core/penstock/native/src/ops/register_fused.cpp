@@ -11,6 +11,8 @@ TORCH_LIBRARY_FRAGMENT(penstock, m) {
       "product_by(Tensor x, Tensor w, Tensor? bias, bool transpose_x, bool transpose_w, str activation, str kernel) "
       "-> Tensor");
   m.def("fused_add_act(Tensor x, Tensor y, str activation, float scale) -> Tensor");
+  m.def("max_pool_2x2(Tensor x, bool relu) -> (Tensor, Tensor)");
+  m.def("max_pool_2x2_backward(Tensor grad, Tensor places) -> Tensor");
   m.def("mkl_vendor_check() -> int");
   m.def("lookup_concat(Tensor[] tables, Tensor[] ids, int[] padding_idx, Tensor[] parts, int[] order) -> Tensor");
   m.def(
@@ -30,6 +32,8 @@ TORCH_LIBRARY_IMPL(penstock, CPU, m) {
   m.impl("product", product);
   m.impl("product_by", product_by);
   m.impl("fused_add_act", fused_add_act);
+  m.impl("max_pool_2x2", max_pool_2x2);
+  m.impl("max_pool_2x2_backward", max_pool_2x2_backward);
   m.impl("lookup_concat", lookup_concat);
   m.impl("fused_sparse_sgd_", fused_sparse_sgd_);
   m.impl("fused_sparse_adam_", fused_sparse_adam_);
