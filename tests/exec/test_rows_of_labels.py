@@ -31,7 +31,8 @@ class Model:
                 given(x, y, weight)
             rows = L.embedding(x, [WORDS, 4], dtype="float64", param_attr="table")
             scores = L.reshape(rows, [-1, 4]).matmul(L.create_parameter([4, WORDS], "float64", "scores"))
-            cost = L.softmax_with_cross_entropy(scores, y) * weight
+            label = self.label_of(y)
+            cost = L.softmax_with_cross_entropy(scores, label, soft_label=label is not y) * weight
             loss = L.reduce_mean(cost)
             fluid.append_backward(loss)
         exe = fluid.Executor(fluid.CPUPlace())
@@ -43,6 +44,9 @@ class Model:
         if num_replicas > 1:
             places = [fluid.CPUPlace()] * num_replicas
             self._runs = fluid.CompiledProgram(self.main).with_data_parallel(loss_name=loss.name, places=places)
+
+    def label_of(self, y: Any) -> Any:
+        return y
 
     def run(self, feed: Any, fetches: list[Any]) -> list[Any]:
         return list(self._exe.run(self._runs, feed, fetches, scope=self.scope))
@@ -75,6 +79,44 @@ def test_labels_of_all_steps_are_rows_of_their_own(steps: int | None) -> None:
     np.testing.assert_allclose(found, grad.numpy(), rtol=1e-10, atol=1e-14)
     parsed = fluid.Program.parse(str(model.main))
     assert parsed == model.main and str(parsed.variables["y"].shape[0]) == ("s0 * 3" if steps else "s0 * s1")
+
+
+class SmoothedModel(Model):
+    """Labels that are smoothed and looked at before they meet the scores of all steps."""
+
+    def __init__(self, steps: int | None, num_replicas: int = 1) -> None:
+        super().__init__(steps, num_replicas, self._smooth)
+
+    def _smooth(self, x: Any, y: Any, weight: Any) -> None:
+        self.smoothed = L.label_smooth(L.one_hot(y, WORDS), epsilon=0.1)
+        self.is_first = L.cast(L.equal(y, L.zeros_like(y)), "int64")
+
+    def label_of(self, y: Any) -> Any:
+        return L.cast(self.smoothed, "float64")
+
+
+@pytest.mark.parametrize("steps", [STEPS, None])
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_labels_that_were_smoothed_get_the_rows_of_all_steps(steps: int | None, num_replicas: int) -> None:
+    model = SmoothedModel(steps, num_replicas)
+    feed = batch(4, 5 if steps is None else STEPS)
+    cost, is_first, smoothed = model.run(feed, [model.fetches[0], model.is_first, model.smoothed])
+    table, labels = model.table, torch.tensor(feed["y"]).reshape(-1)
+    logits = table[torch.tensor(feed["x"]).reshape(-1)] @ model.scores
+    wanted = F.cross_entropy(logits, labels, reduction="none", label_smoothing=0.1).numpy() * feed["weight"][:, 0]
+    np.testing.assert_allclose(cost[:, 0], wanted, rtol=1e-6)  # one_hot is float32
+    np.testing.assert_array_equal(is_first, feed["y"] == 0)
+    np.testing.assert_allclose(smoothed.sum(1), np.ones(len(labels)), rtol=1e-6)
+
+
+def test_smoothed_labels_that_meet_other_rows_keep_theirs() -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        x, y, z = (fluid.data(name, [None, n], "float32") for name, n in (("x", STEPS), ("y", 1), ("z", 1)))
+        doubled = y * 2.0
+        doubled + z
+        with pytest.raises(PenstockError, match="__sub__"):
+            L.reshape(x, [-1, 1]) - doubled
+        assert [str(v.desc.shape[0]) for v in (y, z, doubled)] == ["s0"] * 3
 
 
 def test_replicas_share_samples_with_all_their_labels() -> None:

@@ -1,8 +1,8 @@
 """Inputs with several rows a sample: the label of every step of a sequence, [batch * steps, 1].
 
 Fluid's -1 says no more than that a run knows the size. The recorder takes the first size of every input for the batch;
-where an input that no operator has read yet meets rows that are a multiple of the batch, s0 * 3 or s0 * s1, it is
-declared again with these. Its rows are then checked and split by that expression (exec/feeding.py).
+where an input, or what was made of it alone row by row, meets rows that are a multiple of the batch, s0 * 3 or
+s0 * s1, it is declared again with these. Its rows are then checked and split by that expression (exec/feeding.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from penstock.program.ir import VarDesc
 from penstock.program.program import Program
 from penstock.program.record.fakes import empty_fake
 from penstock.program.record.recording import Recording
+from penstock.program.record.rows_of_inputs import Readers, input_of, readers_of
 from penstock.program.sequences import batch_symbol, is_ragged
 
 
@@ -37,23 +38,30 @@ def inputs_to_multiply(recording: Recording, operands: Any) -> dict[str, Expr]:
         return {}
     (wanted,) = rows
     assert isinstance(wanted, Expr)  # by _is_multiple
-    return {v.name: wanted for v in found if _may_change(program, v) and v.name not in recording.declared}
+    batch = sym(batch_symbol(program))
+    names = [input_of(program, v.name) for v in found if v.shape[:1] == (batch,)]
+    inputs = [program.variables[name] for name in dict.fromkeys(names) if name and name not in recording.declared]
+    return {var.name: wanted for var in inputs if _may_change(recording, var)}
 
 
 @contextmanager
 def multiplied(recording: Recording, rows: Mapping[str, Expr]) -> Iterator[None]:
     """Give inputs other rows within the block, and from then on if it succeeds."""
     before = {name: (recording.handles[name].fake, recording.program.variables[name]) for name in rows}
+    readers = {name: Readers(recording, readers_of(recording, name) or []) for name in rows}
     for name, size in rows.items():
         fake, described = before[name]
         sizes = [recording.symbols.size(size), *fake.shape[1:]]
         made = empty_fake(sizes, None, fake.dtype).requires_grad_(fake.requires_grad)
         recording.declare_again(made, replace(described, shape=(size, *described.shape[1:])))
+        readers[name].again(size)
     try:
         yield
     except BaseException:
         for fake, described in before.values():
             recording.declare_again(fake, described)
+        for one in readers.values():
+            one.undo()
         raise
 
 
@@ -69,8 +77,9 @@ def _is_multiple(program: Program, size: Dim) -> bool:
     return (twice, thrice) == (2 * once, 3 * once)
 
 
-def _may_change(program: Program, var: VarDesc) -> bool:
+def _may_change(recording: Recording, var: VarDesc) -> bool:
+    program = recording.program
     is_plain = var.feed and not var.buffer and not is_ragged(program, var.name)
     if not is_plain or var.shape[:1] != (sym(batch_symbol(program)),):
         return False
-    return not any(var.name in op.input_names() for op in program.operators)
+    return readers_of(recording, var.name) is not None

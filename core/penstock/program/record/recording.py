@@ -258,13 +258,14 @@ class Recording:
         self.alias(tensor, var.name)
 
     def declare_again(self, tensor: torch.Tensor, var: VarDesc) -> None:
-        """Let a tensor of other sizes stand for an input that nothing has read."""
+        """Let a tensor of other sizes stand for an input, or for what was made of it alone."""
         self._names = {key: entry for key, entry in self._names.items() if entry[1] != var.name}
         self._storages = {key: entry for key, entry in self._storages.items() if entry[1] != var.name}
         self.program.variables[var.name] = var
         self.program.revision += 1
         self.adopt(tensor, var)
-        self.handles[var.name].fake = tensor
+        if var.name in self.handles:
+            self.handles[var.name].fake = tensor
 
     def rename(self, old: str, new: str) -> None:
         """Let every tensor, storage and handle of `old` stand for `new`."""
@@ -298,6 +299,13 @@ class Recording:
         if handle is None:
             raise ProgramError(f"variable {name!r} was not recorded here and cannot be an operand", variable=name)
         return handle.fake  # type: ignore[no-any-return]  # Variable.fake
+
+    def fake_of(self, name: str) -> torch.Tensor | None:
+        """Return a fake tensor of a variable, which needs no handle; None if the recorder does not know it."""
+        handle = self.handles.get(name)
+        if handle is not None:
+            return handle.fake  # type: ignore[no-any-return]  # Variable.fake
+        return next((tensor for tensor, known in self._names.values() if known == name), None)
 
     def own(self, handle: Any) -> Any:
         """Return this Program's handle for one of a clone's or of the original. Raises ProgramError without one."""

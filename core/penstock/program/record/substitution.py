@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from penstock.program.expr import Dim, Expr, renamed
-from penstock.program.ir import Arg, Guard, Operator
+from penstock.program.ir import Arg, Guard, Operator, VarDesc
 from penstock.program.record import arithmetic
 from penstock.program.record.recording import Recording
 from penstock.program.record.relations import Relation
@@ -47,8 +47,8 @@ def rewrite(recording: Recording, names: Mapping[str, str | Dim]) -> None:
     program = recording.program
     for name, var in program.variables.items():
         if any(isinstance(d, Expr) and d.symbols() & names.keys() for d in var.shape):
-            program.variables[name] = replace(var, shape=tuple(_renamed(d, names) for d in var.shape))
-    program.operators[:] = [_operator(op, names) for op in program.operators]
+            program.variables[name] = of_sizes(var, names)
+    program.operators[:] = [of_operator(op, names) for op in program.operators]
     guards = [replace(g, left=_renamed(g.left, names), right=_renamed(g.right, names)) for g in program.guards]
     program.guards[:] = [guard for guard in dict.fromkeys(guards) if _possible(guard)]
     program.symbols[:] = [name for name in program.symbols if name not in names]
@@ -65,7 +65,13 @@ def _renamed(dim: Dim, names: Mapping[str, str | Dim]) -> Dim:
     return arithmetic.of_dim(renamed(dim, names)).dim
 
 
-def _operator(op: Operator, names: Mapping[str, str | Dim]) -> Operator:
+def of_sizes(var: VarDesc, names: Mapping[str, str | Dim]) -> VarDesc:
+    """Return a variable with symbols of its shape replaced."""
+    return replace(var, shape=tuple(_renamed(d, names) for d in var.shape))
+
+
+def of_operator(op: Operator, names: Mapping[str, str | Dim]) -> Operator:
+    """Return an operator with symbols of its operands replaced."""
     args = tuple(_argument(a, names) for a in op.args)
     kwargs = tuple((k, _argument(v, names)) for k, v in op.kwargs)
     return op if (args, kwargs) == (op.args, op.kwargs) else replace(op, args=args, kwargs=kwargs)
