@@ -52,7 +52,7 @@ WRONG_LAYERS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a label that is a float": (
         lambda: layers.cross_entropy(layers.fc(x13(), 3, act="softmax"), layers.data("label", [1])),
-        rf"{HERE}: cross_entropy needs a label int64\[-1, 1\] for 'softmax_0\.tmp_0' float32\[-1, 3\] "
+        rf"{HERE}: cross_entropy needs a label int64\[-1, 1\] for 'fc_softmax_0\.tmp_0' float32\[-1, 3\] "
         rf"\(made at {HERE}\); got 'label' float32\[-1, 1\] .*dtype='int64'",
     ),
     "one-hot labels": (
@@ -231,7 +231,7 @@ def test_a_label_outside_the_classes_is_named(run: Callable[..., Any]) -> None:
     loss = trained()
     text = message(OperatorError, lambda: run(loss, {"ids": column(1, 2), "label": column(0, 7)}))
     assert "(id 7 at " in text
-    assert "of 'label': 'softmax_0.tmp_0' has elements along dimension 1 0 to 2)" in text
+    assert "of 'label': 'fc_softmax_0.tmp_0' has elements along dimension 1 0 to 2)" in text
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -261,8 +261,8 @@ def test_a_label_outside_the_classes_is_named(run: Callable[..., Any]) -> None:
             r"'table' has shape \[10, 5\], but the program expects float32\[10, 4\]",
         ),
         (
-            {"ids": column(1), "label": column(1), "softmax_0.tmp_0": np.zeros((1, 3), "float32")},
-            rf"operator 'softmax_0' \({HERE}\) makes it, so it cannot be fed",
+            {"ids": column(1), "label": column(1), "fc_softmax_0.tmp_0": np.zeros((1, 3), "float32")},
+            rf"operator 'fc_softmax_0' \({HERE}\) makes it, so it cannot be fed",
         ),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,59 @@ def test_layers_results_are_fetched_by_the_names_of_fluid(test_program: bool) ->
         found = exe.run(program, FEED, [*wanted, *(v.name for v in wanted.values())], scope=scope)
         for name, one, other in zip(wanted, found, found[len(wanted) :], strict=False):
             assert np.array_equal(one, other), name
+
+
+def small_layers() -> dict[str, Any]:
+    """Layers of an operator or two behind others that use the same operators; names of 2.6.2 where it has the layer."""
+    x, y = fluid.data("x", [None, 4]), fluid.data("y", [None, 3])
+    label = fluid.data("label", [None, 1], "int64")
+    hidden = L.fc(x, 4, act="relu")
+    shares = L.fc(hidden, 3, act="softmax")
+    return {
+        "relu_0.tmp_0": L.relu(hidden),
+        "softmax_0.tmp_0": L.softmax(shares),
+        "reduce_mean_0.tmp_0": L.reduce_mean(shares),
+        "mean_0.tmp_0": L.mean(shares),
+        "concat_0.tmp_0": L.concat([x, y], 1),
+        "elementwise_add_0.tmp_1": L.elementwise_add(x, hidden, act="tanh"),
+        "elementwise_mul_0.tmp_0": L.elementwise_mul(x, hidden),
+        "tanh_0.tmp_0": L.tanh(x),
+        "reduce_sum_0.tmp_0": L.reduce_sum(x, 1),
+        "mul_0.tmp_0": L.mul(shares, L.transpose(y, [1, 0])),
+        "matmul_0.tmp_0": L.matmul(shares, y, transpose_y=True),
+        "cast_0.tmp_0": L.cast(x, "float64"),
+        "top_k_0.tmp_1": L.topk(x, 2)[1],
+        "arg_max_0.tmp_0": L.argmax(x, 1),
+        "scale_0.tmp_0": L.scale(x, 2.0),
+        "reshape2_0.tmp_0": L.reshape(x, [-1, 2]),
+        "transpose_1.tmp_0": L.transpose(x, [1, 0]),
+        "swish_0.tmp_0": L.swish(x),
+        "sigmoid_0.tmp_0": L.sigmoid(x),
+        "clip_0.tmp_0": L.clip(x, 0.0, 1.0),
+        "slice_0.tmp_0": L.slice(x, [1], [0], [2]),
+        "split_0.tmp_1": L.split(x, 2, 1)[1],
+        "fill_constant_0.tmp_0": L.fill_constant([1], "float32", 2.0),
+        "stack_0.tmp_0": L.stack([x, hidden]),
+        "square_0.tmp_0": L.square(x),
+        "sqrt_0.tmp_0": L.sqrt(L.abs(x)),
+        "one_hot_0.tmp_0": L.one_hot(label, 3),
+        "huber_loss_0.tmp_1": L.huber_loss(x, hidden, 1.0),
+        "unsqueeze2_0.tmp_0": L.unsqueeze(x, [1]),
+        "tower.tmp_0": L.elementwise_sub(x, hidden, name="tower"),
+    }
+
+
+@pytest.mark.parametrize("within_guard", [False, True])
+def test_layers_without_parameters_count_their_own_kind_alone(within_guard: bool) -> None:
+    exe, scope, main, startup = fluid.Executor(), fluid.Scope(), fluid.Program(), fluid.Program()
+    with fluid.unique_name.guard() if within_guard else nullcontext(), fluid.program_guard(main, startup):
+        wanted = small_layers()
+    exe.run(startup, scope=scope)
+    feed = {name: FEED[name] for name in ("x", "y", "label")}
+    found = exe.run(main, feed, [*wanted, *wanted.values()], scope=scope)
+    for name, one, other in zip(wanted, found, found[len(wanted) :], strict=False):
+        assert np.array_equal(one, other), name
+        assert main.global_block().var(name) is wanted[name], name
 
 
 def test_a_step_within_a_layer_has_its_name_and_another_has_none() -> None:

@@ -27,7 +27,7 @@ var @LR_DECAY_COUNTER@ : int64[] persistable
 var to_copy_0.tmp_0 : float64[]
 var div_0.tmp_0 : float64[]
 var pow_0.tmp_0 : float64[]
-var mul_1.tmp_0 : float64[]
+var mul_0.tmp_0 : float64[]
 var w.block1 : float32[64, 200] persistable parameter
 var momentum_0.velocity.w.block1 : float32[64, 200] persistable
 var w@GRAD.block1 : float32[64, 200] feed
@@ -40,8 +40,8 @@ op add_0 aten.add_.Tensor(%@LR_DECAY_COUNTER@, 1) -> none writes=[@LR_DECAY_COUN
 op to_copy_0 aten._to_copy.default(%@LR_DECAY_COUNTER@, dtype=dtype:float64) -> %to_copy_0.tmp_0 role=LR_SCHED block=1
 op div_0 aten.div.Tensor(%to_copy_0.tmp_0, 10) -> %div_0.tmp_0 role=LR_SCHED block=1
 op pow_0 aten.pow.Scalar(0.5, %div_0.tmp_0) -> %pow_0.tmp_0 role=LR_SCHED block=1
-op mul_1 aten.mul.Tensor(%pow_0.tmp_0, 0.1) -> %mul_1.tmp_0 role=LR_SCHED block=1
-op copy_0 aten.copy_.default(%exponential_decay_0.learning_rate, %mul_1.tmp_0) -> none \
+op mul_0 aten.mul.Tensor(%pow_0.tmp_0, 0.1) -> %mul_0.tmp_0 role=LR_SCHED block=1
+op copy_0 aten.copy_.default(%exponential_decay_0.learning_rate, %mul_0.tmp_0) -> none \
 writes=[exponential_decay_0.learning_rate] role=LR_SCHED block=1
 op mul_N.block1 aten.mul.Tensor(%w.block1, 0.25) -> %mul_N.tmp_0.block1 role=OPTIMIZE of=[w.block1, w@GRAD.block1] \
 block=2
@@ -118,7 +118,7 @@ def test_the_async_program_begins_each_update_with_its_counters() -> None:
         ("w.block0", "w", 0, 1), ("b", "b", 0, 2),
     ]  # fmt: skip
     assert (said.mode, said.round_block, said.index, said.fanin) == ("async", 0, 0, 2)
-    schedule = ["add_0", "to_copy_0", "div_0", "pow_0", "mul_1", "copy_0"]
+    schedule = ["add_0", "to_copy_0", "div_0", "pow_0", "mul_0", "copy_0"]
     for number, owner in ((1, "w.block0"), (2, "b")):
         ops = program.block(number).ops
         assert [op.name for op in ops[:6]] == [f"{name}@{owner}" for name in schedule]

@@ -268,6 +268,7 @@ from penstock.program.layers.ranks import lod_rank_table, max_sequence_len, reor
 from penstock.program.layers.readers import create_py_reader_by_data, double_buffer, py_reader, read_file
 from penstock.program.layers.recurrent import dynamic_gru, dynamic_lstm, lstm
 from penstock.program.layers.recurrent_units import gru_unit
+from penstock.program.layers.results import named
 from penstock.program.layers.rnn_cells import GRUCell, LSTMCell, RNNCell, rnn
 from penstock.program.layers.sampling import hsigmoid, nce, sampled_softmax_with_cross_entropy
 from penstock.program.layers.selections import nonzero, unique, unique_with_counts, where
@@ -373,7 +374,11 @@ __all__ = [
     "zeros_like",
 ]  # fmt: skip
 
+_SCHEDULES = {
+    "cosine_decay", "exponential_decay", "inverse_time_decay", "linear_lr_warmup", "natural_exp_decay", "noam_decay",
+    "piecewise_decay", "polynomial_decay",
+}  # fmt: skip
 _TAKING_FUNCTIONS = {"case", "cond", "data", "fluid_data", "py_func", "switch_case", "while_loop"}
 for _name in __all__:
     if isinstance(_layer := globals()[_name], FunctionType) and _name not in _TAKING_FUNCTIONS:
-        globals()[_name] = takes_declared_sizes(_layer)
+        globals()[_name] = takes_declared_sizes(_layer if _name in _SCHEDULES else named(_layer))

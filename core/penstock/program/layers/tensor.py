@@ -163,7 +163,7 @@ def reshape(
         raise ProgramError(
             f"{user_line()}: reshape(actual_shape=) asks for sizes that depend on data; give them in `shape`"
         )
-    with name_scope(name or default_main_program().unique("reshape")):
+    with name_scope(name or default_main_program().unique("reshape2")):
         sizes = [x.shape[i] if isinstance(size, int) and size == 0 else size for i, size in enumerate(sizes_in(shape))]
         return activate(x.reshape(sizes), act)
 

@@ -34,6 +34,7 @@ class _Default:
 class _State(threading.local):
     """`main`, `startup`: those of the innermost guard of this thread, if any. `calls`: see `open_calls`.
 
+    `layers`: kind of a layer that is called, the number of scopes around it, and those that it has opened itself.
     `catcher`: what `variable_used` has entered, until a Program runs in this thread or a guard ends.
     """
 
@@ -43,6 +44,7 @@ class _State(threading.local):
         self.role = Role.FORWARD
         self.role_vars: tuple[tuple[str, str], ...] = ()
         self.scopes: list[str] = []
+        self.layers: list[tuple[str, int, list[str]]] = []
         self.calls: list[tuple[Any, dict[int, str]]] = []
         self.catcher: PatchCatcher | None = None
 
@@ -165,11 +167,29 @@ def current_role() -> tuple[Role, tuple[tuple[str, str], ...]]:
 @contextmanager
 def name_scope(prefix: str | None = None) -> Iterator[None]:
     """Put the operators recorded within the block under the module path `prefix`."""
+    if _state.layers and len(_state.scopes) == _state.layers[-1][1]:
+        _state.layers[-1][2].append(prefix or "scope")
     _state.scopes.append(prefix or "scope")
     try:
         yield
     finally:
         _state.scopes.pop()
+
+
+@contextmanager
+def layer_called(kind: str) -> Iterator[list[str]]:
+    """Name what is recorded within the block as parts of a layer of that kind. Yields the scopes that it opens."""
+    opened: list[str] = []
+    _state.layers.append((kind, len(_state.scopes), opened))
+    try:
+        yield opened
+    finally:
+        _state.layers.pop()
+
+
+def current_layer() -> str:
+    """Return the kind of the layer that is called now, the innermost; "" outside of layers."""
+    return _state.layers[-1][0] if _state.layers else ""
 
 
 def current_scope() -> str:

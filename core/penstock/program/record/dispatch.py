@@ -25,7 +25,7 @@ from penstock.errors import ProgramError
 from penstock.program.expr import Dim, Expr
 from penstock.program.ir import Guard, Operator, Output, Role, VarDesc
 from penstock.program.kernels import written_operands
-from penstock.program.record.context import current_role
+from penstock.program.record.context import current_layer, current_role
 from penstock.program.record.recording import Recording
 from penstock.program.record.shapes import Pinned, call_on_fakes
 from penstock.program.record.sizes import always_holds, size_of
@@ -37,6 +37,15 @@ aten = torch.ops.aten
 _COUNTED = {"aten::split": 2, "aten::unsafe_split": 2, "aten::unbind": 1}
 _OF_ARRAYS = ("penstock.control_backward.default", "penstock.add_arrays.default")  # what makes gradients of arrays
 _ALIASES = {"aten::detach", "aten::alias", "aten::lift", "aten::lift_fresh"}
+
+_ALSO_LAYERS = frozenset({  # operators of torch with names of Fluid's layers
+    "abs", "acos", "asin", "atan", "ceil", "clamp", "cos", "cross", "cumsum", "dot", "elu", "erf",
+    "exp", "expand", "expand_as", "flip", "floor", "gather", "gelu", "kron", "leaky_relu", "log", "log_softmax",
+    "logical_and", "logical_not", "logical_or", "logical_xor", "logsumexp", "mean", "mul", "pow", "reciprocal",
+    "relu", "relu6", "roll", "round", "rsqrt", "scatter", "selu", "sigmoid", "sign", "sin", "slice", "softmax",
+    "softplus", "split", "sqrt", "square", "squeeze", "stack", "sum", "tanh", "trace", "transpose", "tril",
+    "triu", "unfold", "unique", "where",
+})  # fmt: skip
 
 
 class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has not typed it
@@ -106,7 +115,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         rec, schema = self.recording, schema_of(func)
         module, source = self._origin()
         base = schema.name.split("::")[1].rstrip("_")
-        name = rec.program.unique_operator(base.lstrip("_"))
+        name = self._name_operator(base.lstrip("_"))
         role, role_vars = current_role()
         writes = tuple(dict.fromkeys(rec.name_of(t) for t in written_operands(schema, args, kwargs)))
         op = Operator(
@@ -125,6 +134,15 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         self._mark_buffers(op)
         self._refuse_sizes_of_data(op)
         rec.program.append(op)
+
+    def _name_operator(self, base: str) -> str:
+        """Return a free name: not that of a layer of Fluid's that the operator is only a part of."""
+        layer, results = current_layer(), self.recording.results
+        within = layer and base in _ALSO_LAYERS and (layer != base or base == "slice")  # a slice takes several
+        part = f"{layer}_{base}" if within else base
+        while f"{(name := self.recording.program.unique_operator(part))}.tmp_0" in results:
+            pass
+        return name
 
     def _refuse_sizes_of_data(self, op: Operator) -> None:
         """Raise ProgramError for a size that follows from data as a number, where no block finds it."""
