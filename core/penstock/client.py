@@ -192,7 +192,7 @@ class Client:
 
         `version`: raises Conflict if the job is not as it was when it had this one (`If-Match`).
         """
-        headers = {} if version is None else {"If-Match": f'"{version}"'}
+        headers = _if_match(None if version is None else str(version))
         return cast(Job, self._json("POST", f"/jobs/{_segment(job_id)}:cancel", headers=headers))
 
     def logs(self, job_id: str, replica_id: str, *, offset: int = 0, limit: int = 1 << 20) -> LogPiece:
@@ -276,11 +276,22 @@ class Client:
         return [cast(Project, item) for item in self._json("GET", "/projects")["items"]]
 
     def set_project(
-        self, name: str, *, share: float, max_cpus: int | None, max_gpus: int | None, max_jobs: int | None
+        self,
+        name: str,
+        *,
+        share: float,
+        max_cpus: int | None,
+        max_gpus: int | None,
+        max_jobs: int | None,
+        etag: str | None = None,
     ) -> Project:
-        """Give a project these terms in place of those that it has. `max_…`: None without a limit."""
+        """Give a project these terms in place of those that it has. `max_…`: None without a limit.
+
+        `etag`: raises Conflict if they have changed since (`If-Match`).
+        """
         body = {"share": share, "max_cpus": max_cpus, "max_gpus": max_gpus, "max_jobs": max_jobs}
-        return cast(Project, self._json("PUT", f"/projects/{_segment(name)}", json=body))
+        path = f"/projects/{_segment(name)}"
+        return cast(Project, self._json("PUT", path, json=body, headers=_if_match(etag)))
 
     # Snapshots
 
@@ -325,9 +336,9 @@ class Client:
         body = {"expires_in_s": expires_in_s, **({"reusable": True} if reusable else {})}
         return cast(JoinToken, self._json("POST", "/join-tokens", json=body))
 
-    def want_node(self, node_id: str, what: Literal["cordon", "uncordon", "drain"]) -> Node:
-        """Cordon, uncordon or drain a node."""
-        return cast(Node, self._json("POST", f"/nodes/{_segment(node_id)}:{what}"))
+    def want_node(self, node_id: str, what: Literal["cordon", "uncordon", "drain"], *, etag: str | None = None) -> Node:
+        """Cordon, uncordon or drain a node. `etag`: raises Conflict if it has changed since (`If-Match`)."""
+        return cast(Node, self._json("POST", f"/nodes/{_segment(node_id)}:{what}", headers=_if_match(etag)))
 
     def pilots(self) -> list[Pilot]:
         """Return the pilots of all clusters; none of a server that does not know them."""
@@ -363,9 +374,9 @@ class Client:
         for item in self._pages("/tokens", {}):
             yield cast(Token, item)
 
-    def revoke_token(self, token_id: str) -> None:
-        """Make a token worthless."""
-        self._request("DELETE", f"/tokens/{_segment(token_id)}")
+    def revoke_token(self, token_id: str, *, etag: str | None = None) -> None:
+        """Make a token worthless. `etag`: raises Conflict if it has changed since (`If-Match`)."""
+        self._request("DELETE", f"/tokens/{_segment(token_id)}", headers=_if_match(etag))
 
     def audit(
         self, *, token: str | None = None, subject: str | None = None, since_s: float | None = None
@@ -460,6 +471,10 @@ def _away(url: str, error: httpx.TransportError, certificate: ClientCertificate 
         if silence:
             return Unavailable(f"{url} has closed the connection without an answer ({error}){silence}")
     return Unavailable(f"no Penstock server answers at {url} ({error}); start one with 'penstock up', or give --url")
+
+
+def _if_match(etag: str | None) -> dict[str, str]:
+    return {} if etag is None else {"If-Match": f'"{etag}"'}
 
 
 def _segment(text: str) -> str:

@@ -77,3 +77,48 @@ async def test_cancel_of_a_job_that_changed_is_refused(server: Server) -> None:
     assert (stale.status_code, stale.json()["code"]) == (412, "version_mismatch")
     assert (await server.job(job["id"]))["state"] == "QUEUED"
     assert (await server.http.post(path, headers={"If-Match": current})).status_code == 202
+
+
+async def test_each_change_of_what_has_changed_is_refused(server: Server) -> None:
+    node_id, _ = await server.join()
+    token_id = (await server.http.post("/api/v1/tokens", json={"name": "t", "role": "viewer"})).json()["id"]
+    changes = {
+        f"/api/v1/nodes/{node_id}": [("POST", f"/api/v1/nodes/{node_id}:{verb}") for verb in ("cordon", "drain")],
+        "/api/v1/projects/vision": [("PUT", "/api/v1/projects/vision")],
+        f"/api/v1/tokens/{token_id}": [("DELETE", f"/api/v1/tokens/{token_id}")],
+    }
+    for resource, calls in changes.items():
+        for method, path in calls:
+            body = {"share": 2.0} if method == "PUT" else None
+            stale = await server.http.request(method, path, json=body, headers={"If-Match": '"999"'})
+            assert (stale.status_code, stale.json()["code"]) == (412, "version_mismatch"), path
+            assert stale.json()["hint"] == "look at it again, and decide anew"
+            seen = await server.http.get(resource)
+            assert seen.headers["ETag"] == f'"{seen.json()["etag"]}"'
+            done = await server.http.request(method, path, json=body, headers={"If-Match": seen.headers["ETag"]})
+            assert done.is_success, (path, done.text)
+            after = await server.http.get(resource)
+            assert after.headers["ETag"] != seen.headers["ETag"], path
+            again = await server.http.request(method, path, json=body, headers={"If-Match": seen.headers["ETag"]})
+            assert again.status_code == 412, path
+
+
+async def test_a_projects_tag_is_of_its_terms(sqlite_server: Server) -> None:
+    before = (await sqlite_server.http.get("/api/v1/projects/vision")).headers["ETag"]
+    await sqlite_server.submit(project="vision")
+    listed = {one["name"]: one for one in (await sqlite_server.http.get("/api/v1/projects")).json()["items"]}
+    assert (f'"{listed["vision"]["etag"]}"', listed["vision"]["waiting"]) == (before, 1)
+
+
+async def test_calls_that_change_a_resource_take_if_match(sqlite_server: Server) -> None:
+    document = (await sqlite_server.http.get("/openapi.json")).json()
+    without = {
+        "submitJob", "planJob", "createToken", "createJoinToken", "createLoginCode", "openSession", "closeSession",
+        "joinNode", "uploadSnapshot", "reportPilots", "takeJobStacks", "recordJob",
+    }  # fmt: skip
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            names = {one["name"] for one in operation.get("parameters", ())}
+            wanted = method != "get" and operation["operationId"] not in without
+            assert ("If-Match" in names) == wanted or "if-match" in names, (method, path)
+            assert not wanted or "412" in operation["responses"], path

@@ -99,6 +99,7 @@ class Node(TypedDict):
     address: str
     cpus: int
     cpus_used: int
+    etag: str
     findings: list[NodeFinding]
     gpus: int
     host: str
@@ -175,6 +176,7 @@ class Progress(TypedDict):
 
 class Project(TypedDict):
     cpus_used: int
+    etag: str
     gpus_used: int
     jobs: int
     max_cpus: int | None
@@ -260,6 +262,7 @@ class Snapshot(TypedDict):
 
 class Token(TypedDict):
     created_at: str
+    etag: str
     expires_at: str | None
     id: str
     kind: str
@@ -272,6 +275,7 @@ class Token(TypedDict):
 
 class TokenMade(TypedDict):
     created_at: str
+    etag: str
     expires_at: str | None
     id: str
     kind: str

@@ -14,7 +14,7 @@ from sqlalchemy import bindparam, or_, select, update
 from sqlalchemy.engine import CursorResult
 
 from penstock.process.private import write_private
-from penstock_server import acting
+from penstock_server import acting, tags
 from penstock_server.auth.principal import Principal, Role
 from penstock_server.auth.secrets import TokenKind, keyed_hash, load_pepper, new_secret
 from penstock_server.clock import Clock
@@ -135,12 +135,15 @@ class Tokens:
             return _valid(row, self._clock.now())
         return await self.take(tx, "join", secret) is not None
 
-    async def revoke(self, token_id: str) -> None:
-        """Revoke one token for good, with the sessions that were opened by it.
+    async def revoke(self, token_id: str, *, tag: str | None = None) -> None:
+        """Revoke one token for good, with the sessions that were opened by it. `tag`: its own (If-Match).
 
         Raises NotFound, or Conflict if no administrator would be left.
         """
         async with self._db.write() as tx:
+            row = await tx.session.get(TokenRow, token_id)
+            if row is not None:
+                tags.require(f"token {row.name!r}", tags.of_token(row.revoked_at), tag)
             await self._keep_an_administrator(tx, token_id)
             statement = (
                 update(TokenRow)

@@ -8,13 +8,15 @@ from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import select
 
 from penstock.errors import Bug
+from penstock_server import tags
 from penstock_server.auth.principal import Principal, authenticated, by_project, scoped, unauthenticated
 from penstock_server.auth.secrets import TokenKind
 from penstock_server.auth.tokens import SESSION_S, Minted
 from penstock_server.description import problems
 from penstock_server.guard import count_wrong, origin_allowed, require_project
 from penstock_server.problems import NotFound, Problem
-from penstock_server.routers.deps import Asker, Id, PageSize, PageToken, Server
+from penstock_server.routers.deps import TAGGED, Asker, Id, IfTag, PageSize, PageToken, Server, tag_of
+from penstock_server.runtime import Runtime
 from penstock_server.schemas import api, tokens
 from penstock_server.services.audit import Visible
 from penstock_server.services.pages import DEFAULT_SIZE
@@ -38,7 +40,7 @@ async def get_me(asker: Asker) -> tokens.Me:
 @router.post("/tokens", status_code=201, operation_id="createToken")
 @scoped("admin")
 @by_project
-async def create_token(server: Server, asker: Asker, body: tokens.TokenRequest) -> tokens.TokenMade:
+async def create_token(server: Server, asker: Asker, response: Response, body: tokens.TokenRequest) -> tokens.TokenMade:
     """Make a token; its secret is in this answer and nowhere else.
 
     One of `scopes`, `role` (in all projects) and `projects` (a role in each) is given. An administrator of projects
@@ -56,7 +58,15 @@ async def create_token(server: Server, asker: Asker, body: tokens.TokenRequest) 
         minted = server.tokens.mint(
             tx, "user", body.name, body.granted(), expires_in_s=body.expires_in_s, projects=body.projects
         )
-    return tokens.TokenMade(**columns(tokens.Token, minted.row), token=minted.secret)
+    shown = _shown(server, minted.row)
+    response.headers["ETag"] = f'"{shown.etag}"'
+    return tokens.TokenMade(**shown.model_dump(), token=minted.secret)
+
+
+def _shown(server: Runtime, row: TokenRow) -> tokens.Token:
+    used = server.tokens.last_used(row)
+    made = {**columns(tokens.Token, row), "last_used_at": used, "etag": tags.of_token(row.revoked_at)}
+    return tokens.Token(**made)
 
 
 @router.get("/audit", operation_id="listAudit")
@@ -105,20 +115,29 @@ async def list_tokens(server: Server, asker: Asker) -> api.Items[tokens.Token]:
     An administrator of projects sees those that are for these alone.
     """
     rows = await _tokens(server, asker)
-    items = [
-        tokens.Token(**{**columns(tokens.Token, row), "last_used_at": server.tokens.last_used(row)}) for row in rows
-    ]
-    return api.Items(items=items)
+    return api.Items(items=[_shown(server, row) for row in rows])
 
 
-@router.delete("/tokens/{token_id:id}", status_code=204, operation_id="revokeToken", responses=problems(409))
+@router.get("/tokens/{token_id:id}", operation_id="getToken", responses=TAGGED)
 @scoped("admin")
 @by_project
-async def revoke_token(server: Server, asker: Asker, token_id: Id) -> None:
+async def get_token(server: Server, asker: Asker, response: Response, token_id: Id) -> tokens.Token:
+    """Return one token, without its secret."""
+    row = next((row for row in await _tokens(server, asker) if row.id == token_id), None)
+    if row is None:
+        raise NotFound("token", token_id)
+    response.headers["ETag"] = f'"{tags.of_token(row.revoked_at)}"'
+    return _shown(server, row)
+
+
+@router.delete("/tokens/{token_id:id}", status_code=204, operation_id="revokeToken", responses=problems(409, 412))
+@scoped("admin")
+@by_project
+async def revoke_token(server: Server, asker: Asker, token_id: Id, if_match: IfTag = None) -> None:
     """Revoke a token for good, and end the browser sessions that were opened by it."""
     if asker.projects is not None and token_id not in {row.id for row in await _tokens(server, asker)}:
         raise NotFound("token", token_id)
-    await server.tokens.revoke(token_id)
+    await server.tokens.revoke(token_id, tag=tag_of(if_match))
 
 
 @router.post("/join-tokens", status_code=201, operation_id="createJoinToken")

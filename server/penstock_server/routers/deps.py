@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Header, Path, Query
 from pydantic import Field
@@ -27,11 +27,21 @@ def version_of(tag: str | None) -> int | None:
     return None if tag is None else int(tag.strip('"'))
 
 
+def tag_of(text: str | None) -> str | None:
+    """Return an ETag without its quotes."""
+    return None if text is None else text.strip('"')
+
+
 Server = Annotated[Runtime, Depends(runtime_of)]
 Asker = Annotated[Principal, Depends(principal_of)]
 Id = Annotated[str, Path(json_schema_extra={"pattern": "^[^/:]+$"})]
 ETag = Annotated[str, Field(pattern=r'^("[0-9]{1,9}"|[0-9]{1,9})$')]
 IfMatch = Annotated[ETag | SkipJsonSchema[None], Header(description="ETag of the job as the caller saw it")]
+Tag = Annotated[str, Field(pattern=r'^("[0-9a-f]{1,64}"|[0-9a-f]{1,64})$')]
+IfTag = Annotated[Tag | SkipJsonSchema[None], Header(alias="If-Match", description="its `etag`, as the caller saw it")]
+TAGGED: dict[int | str, dict[str, Any]] = {
+    200: {"headers": {"ETag": {"schema": {"type": "string"}, "description": "for If-Match of a change"}}}
+}
 PageSize = Annotated[int, Query(ge=1, le=MAX_SIZE, description=f"default {DEFAULT_SIZE}")]
 PageToken = Annotated[
     str | None, Query(json_schema_extra={"pattern": TOKEN}, description="next_page_token of the page before")

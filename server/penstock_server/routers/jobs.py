@@ -16,7 +16,7 @@ from penstock_server.description import problems
 from penstock_server.guard import require_project
 from penstock_server.problems import NotFound, Problem
 from penstock_server.routers.compression import compressed
-from penstock_server.routers.deps import Asker, Id, IfMatch, PageSize, PageToken, Server, version_of
+from penstock_server.routers.deps import TAGGED, Asker, Id, IfMatch, PageSize, PageToken, Server, version_of
 from penstock_server.schemas import api
 from penstock_server.schemas.recordings import FullRecording
 from penstock_server.schemas.stacks import PythonStacks
@@ -44,12 +44,18 @@ FRAMES = "application/vnd.penstock.frames"
 async def submit_job(
     server: Server,
     asker: Asker,
+    response: Response,
     body: api.Submission,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> api.Job:
     """Queue a job."""
     require_project(asker, body.spec.project, SUBMIT)
-    return await server.jobs.submit(body.spec, asker, idempotency_key)
+    return _tagged(response, await server.jobs.submit(body.spec, asker, idempotency_key))
+
+
+def _tagged(response: Response, job: api.Job) -> api.Job:
+    response.headers["ETag"] = f'"{job.version}"'
+    return job
 
 
 @router.get("/jobs", operation_id="listJobs")
@@ -72,7 +78,7 @@ async def list_jobs(
     return api.Page(items=[for_reader(job, asker) for job in page.items], next_page_token=page.next_page_token)
 
 
-@router.get("/jobs/{job_id:id}", operation_id="getJob")
+@router.get("/jobs/{job_id:id}", operation_id="getJob", responses=TAGGED)
 @scoped("read")
 async def get_job(
     server: Server,
@@ -87,15 +93,14 @@ async def get_job(
     Values of `env` that look like secrets are masked; all of them without the scope `submit`.
     """
     job = await (server.jobs.changed(job_id, since=since, within_s=wait) if wait else server.jobs.get(job_id))
-    response.headers["ETag"] = f'"{job.version}"'
-    return for_reader(job, asker)
+    return for_reader(_tagged(response, job), asker)
 
 
 @router.post("/jobs/{job_id:id}:cancel", status_code=202, operation_id="cancelJob", responses=problems(409, 412))
 @scoped("submit")
-async def cancel_job(server: Server, asker: Asker, job_id: Id, if_match: IfMatch = None) -> api.Job:
+async def cancel_job(server: Server, asker: Asker, response: Response, job_id: Id, if_match: IfMatch = None) -> api.Job:
     """Stop a job; one that has ended stays as it is. With If-Match, only if it is still as the caller saw it."""
-    return await server.jobs.cancel(job_id, asker, version=version_of(if_match))
+    return _tagged(response, await server.jobs.cancel(job_id, asker, version=version_of(if_match)))
 
 
 @router.get("/jobs/{job_id:id}/events", operation_id="listJobEvents")

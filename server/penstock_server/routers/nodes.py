@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import FileResponse
 
 from penstock_server.auth.certificates import check_node
@@ -12,7 +12,7 @@ from penstock_server.auth.principal import by_project, scoped, unauthenticated
 from penstock_server.description import problems
 from penstock_server.guard import certificate_of, count_wrong
 from penstock_server.problems import NotFound, Problem
-from penstock_server.routers.deps import Asker, Id, Server
+from penstock_server.routers.deps import TAGGED, Asker, Id, IfTag, Server, tag_of
 from penstock_server.schemas import api
 
 router = APIRouter(prefix="/api/v1", tags=["nodes"])
@@ -25,6 +25,19 @@ CLUSTER_NAME = r"^[a-z0-9][a-z0-9-]{0,30}$"
 async def list_nodes(server: Server) -> api.Page[api.Node]:
     """List all nodes."""
     return api.Page(items=await server.nodes.page())
+
+
+@router.get("/nodes/{node_id:id}", operation_id="getNode", responses=TAGGED)
+@scoped("read")
+@by_project  # as the list
+async def get_node(server: Server, response: Response, node_id: Id) -> api.Node:
+    """Return one node."""
+    return _tagged(response, await server.nodes.get(node_id))
+
+
+def _tagged(response: Response, node: api.Node) -> api.Node:
+    response.headers["ETag"] = f'"{node.etag}"'
+    return node
 
 
 @router.post("/nodes", status_code=201, operation_id="joinNode", responses=problems(401, 403, 429))
@@ -41,25 +54,25 @@ async def join_node(server: Server, request: Request, body: api.NodeJoin) -> api
         raise
 
 
-@router.post("/nodes/{node_id:id}:cordon", status_code=202, operation_id="cordonNode", responses=problems(409))
+@router.post("/nodes/{node_id:id}:cordon", status_code=202, operation_id="cordonNode", responses=problems(409, 412))
 @scoped("admin")
-async def cordon_node(server: Server, node_id: Id) -> api.Node:
+async def cordon_node(server: Server, response: Response, node_id: Id, if_match: IfTag = None) -> api.Node:
     """Place nothing more on a node."""
-    return await server.nodes.want(node_id, "cordon")
+    return _tagged(response, await server.nodes.want(node_id, "cordon", tag=tag_of(if_match)))
 
 
-@router.post("/nodes/{node_id:id}:uncordon", status_code=202, operation_id="uncordonNode", responses=problems(409))
+@router.post("/nodes/{node_id:id}:uncordon", status_code=202, operation_id="uncordonNode", responses=problems(409, 412))
 @scoped("admin")
-async def uncordon_node(server: Server, node_id: Id) -> api.Node:
+async def uncordon_node(server: Server, response: Response, node_id: Id, if_match: IfTag = None) -> api.Node:
     """Use a node again."""
-    return await server.nodes.want(node_id, "run")
+    return _tagged(response, await server.nodes.want(node_id, "run", tag=tag_of(if_match)))
 
 
-@router.post("/nodes/{node_id:id}:drain", status_code=202, operation_id="drainNode", responses=problems(409))
+@router.post("/nodes/{node_id:id}:drain", status_code=202, operation_id="drainNode", responses=problems(409, 412))
 @scoped("admin")
-async def drain_node(server: Server, node_id: Id) -> api.Node:
+async def drain_node(server: Server, response: Response, node_id: Id, if_match: IfTag = None) -> api.Node:
     """Place nothing more on a node, and call it drained once what runs there has ended."""
-    return await server.nodes.want(node_id, "drain")
+    return _tagged(response, await server.nodes.want(node_id, "drain", tag=tag_of(if_match)))
 
 
 @router.get("/pilots", operation_id="listPilots")

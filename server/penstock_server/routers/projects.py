@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Response
 
 from penstock.protocol.jobspec import NAME
 from penstock_server.auth.principal import READ, by_project, scoped
+from penstock_server.description import problems
 from penstock_server.guard import require_project
-from penstock_server.routers.deps import Asker, Server
+from penstock_server.problems import NotFound
+from penstock_server.routers.deps import TAGGED, Asker, IfTag, Server, tag_of
 from penstock_server.routers.jobs import SUBMIT
 from penstock_server.schemas import api
 
+Name = Annotated[str, Path(pattern=NAME)]
 router = APIRouter(prefix="/api/v1", tags=["projects"])
 
 
@@ -33,10 +36,25 @@ async def list_projects(server: Server, asker: Asker) -> api.Items[api.Project]:
     return api.Items(items=await server.projects.all(asker.projects_with(READ)))
 
 
-@router.put("/projects/{project}", operation_id="setProject")
+@router.get("/projects/{project}", operation_id="getProject", responses=TAGGED)
+@scoped("read")
+@by_project
+async def get_project(server: Server, asker: Asker, response: Response, project: Name) -> api.Project:
+    """Return one project; one without terms and jobs has the share and the quotas that each begins with."""
+    if not asker.may_in(project, READ):
+        raise NotFound("project", project)
+    return _tagged(response, await server.projects.get(project))
+
+
+@router.put("/projects/{project}", operation_id="setProject", responses=problems(412))
 @scoped("admin")
 async def set_project(
-    server: Server, project: Annotated[str, Path(pattern=NAME)], body: api.ProjectTerms
+    server: Server, response: Response, project: Name, body: api.ProjectTerms, if_match: IfTag = None
 ) -> api.Project:
     """Give a project a share and quotas, in place of those that it has. What runs goes on."""
-    return await server.projects.put(project, body)
+    return _tagged(response, await server.projects.put(project, body, tag=tag_of(if_match)))
+
+
+def _tagged(response: Response, project: api.Project) -> api.Project:
+    response.headers["ETag"] = f'"{project.etag}"'
+    return project

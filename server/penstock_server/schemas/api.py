@@ -155,6 +155,7 @@ class Project(Answer):
     memory_used_bytes: int
     jobs: int
     waiting: int
+    etag: str = Field(description="for If-Match of a change: a change in between is then refused with 412")
 
 
 class Event(Answer):
@@ -320,6 +321,7 @@ class Node(Answer):
     last_seen_at: Timestamp | None
     version: str
     findings: list[NodeFinding]
+    etag: str = Field(description="for If-Match of a change: a change in between is then refused with 412")
 
 
 PilotState = Literal["PENDING", "RUNNING", "ENDING"]

@@ -73,6 +73,7 @@ class Token(Answer):
     expires_at: Timestamp | None
     revoked_at: Timestamp | None
     last_used_at: Timestamp | None
+    etag: str = Field(description="for If-Match of a change: a change in between is then refused with 412")
 
 
 class TokenMade(Token):

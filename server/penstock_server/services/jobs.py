@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock.protocol.jobspec import JobSpec
 from penstock.protocol.states import ACTIVE_JOB, TERMINAL_JOB, TERMINAL_REPLICA, JobState, StopReason
+from penstock_server import tags
 from penstock_server.auth.principal import Principal
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
@@ -174,7 +175,7 @@ class Jobs:
             job = await locked_job(tx, job_id)
             if job is None:
                 raise NotFound("job", job_id)
-            require_version(job, version)
+            tags.require(f"job {job.name!r}", str(job.version), None if version is None else str(version))
             if JobState(job.state) not in TERMINAL_JOB | {JobState.STOPPING}:
                 if job.kind == "attached":
                     raise await _not_ours(tx, job)
@@ -294,17 +295,6 @@ class Jobs:
                 hint="use a new key for a new job",
             )
         return await tx.session.get(JobRow, found.job_id)
-
-
-def require_version(job: JobRow, version: int | None) -> None:
-    """Raise a problem if the job has changed since the caller looked at it."""
-    if version is not None and job.version != version:
-        raise Problem(
-            412,
-            "version_mismatch",
-            f"job {job.name!r} has version {job.version}; If-Match names {version}",
-            hint="look at the job again, and decide anew",
-        )
 
 
 async def _not_ours(tx: Tx, job: JobRow) -> Conflict:

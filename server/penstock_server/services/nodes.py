@@ -8,6 +8,7 @@ from sqlalchemy import literal, or_, select
 
 from penstock.protocol.agent import Hello
 from penstock.protocol.states import LIVE_REPLICA, NodeState
+from penstock_server import tags
 from penstock_server.auth.tokens import Tokens
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
@@ -74,12 +75,24 @@ class Nodes:
             rows = (await session.execute(select(NodeRow).order_by(NodeRow.id))).scalars().all()
             return await node_views(session, rows)
 
-    async def want(self, node_id: str, wanted: str) -> api.Node:
-        """Cordon, uncordon ('run') or drain a node. An away node takes it up when it comes back."""
+    async def get(self, node_id: str) -> api.Node:
+        """Return a node. Raises NotFound."""
+        async with self._db.read() as session:
+            row = await session.get(NodeRow, node_id)
+            if row is None:
+                raise NotFound("node", node_id)
+            return (await node_views(session, [row]))[0]
+
+    async def want(self, node_id: str, wanted: str, *, tag: str | None = None) -> api.Node:
+        """Cordon, uncordon ('run') or drain a node. An away node takes it up when it comes back.
+
+        `tag`: the one that it has to have still (If-Match).
+        """
         async with self._db.write(urgent=True) as tx:
             row = await tx.session.get(NodeRow, node_id, with_for_update={"key_share": True})
             if row is None:
                 raise NotFound("node", node_id)
+            tags.require(f"node {row.name!r}", str(row.version), tag)
             row.wanted = wanted
             if NodeState(row.state) not in _AWAY:
                 self._follow(tx, row, wanted)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from sqlalchemy import func, select
 
 from penstock.protocol.states import JobState
+from penstock_server import tags
 from penstock_server.db import Database
 from penstock_server.schemas import api
 from penstock_server.services.fairness import Terms, Use
@@ -32,12 +33,23 @@ class Projects:
             if only is None or name in only
         ]
 
-    async def put(self, name: str, request: api.ProjectTerms) -> api.Project:
-        """Give a project these terms instead of those that it has."""
+    async def get(self, name: str) -> api.Project:
+        """Return a project; one that nobody has named yet has the terms that each begins with."""
+        found = await self.all([name])
+        return found[0] if found else _view(name, Terms(), Use(), 0)
+
+    async def put(self, name: str, request: api.ProjectTerms, *, tag: str | None = None) -> api.Project:
+        """Give a project these terms instead of those that it has. `tag`: of the present ones (If-Match)."""
         async with self._db.write() as tx:
+            present = (await terms(tx.session)).get(name, Terms())
+            tags.require(f"project {name!r}", _tag(present), tag)
             await tx.session.merge(ProjectRow(name=name, **request.model_dump()))
             tx.effects.schedule = True
-        return next(project for project in await self.all() if project.name == name)
+        return await self.get(name)
+
+
+def _tag(given: Terms) -> str:
+    return tags.of_terms(given.share, given.max_cpus, given.max_gpus, given.max_jobs)
 
 
 def _view(name: str, given: Terms, used: Use, waiting: int) -> api.Project:
@@ -53,4 +65,5 @@ def _view(name: str, given: Terms, used: Use, waiting: int) -> api.Project:
         memory_used_bytes=memory,
         jobs=used.jobs,
         waiting=waiting,
+        etag=_tag(given),
     )

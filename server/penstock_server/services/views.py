@@ -70,6 +70,7 @@ async def node_views(session: AsyncSession, rows: Iterable[NodeRow]) -> list[api
                 "cpus_used": used.get(row.id, (0, 0))[0],
                 "replicas": used.get(row.id, (0, 0))[1],
                 "version": row.agent_version,
+                "etag": str(row.version),
             }
         )
         for row in rows

@@ -10,7 +10,6 @@ import hashlib
 from datetime import datetime
 
 from penstock_server.problems import Problem
-from penstock_server.services.fairness import Terms
 
 
 def of_token(revoked_at: datetime | None) -> str:
@@ -18,10 +17,9 @@ def of_token(revoked_at: datetime | None) -> str:
     return "1" if revoked_at is None else "2"
 
 
-def of_terms(terms: Terms) -> str:
+def of_terms(share: float, *limits: int | None) -> str:
     """Return the tag of a project's terms."""
-    text = repr((terms.share, terms.max_cpus, terms.max_gpus, terms.max_jobs))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((share, *limits)).encode()).hexdigest()[:16]
 
 
 def require(what: str, current: str, given: str | None) -> None:
