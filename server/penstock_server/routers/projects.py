@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
@@ -11,7 +12,7 @@ from penstock_server.auth.principal import READ, by_project, scoped
 from penstock_server.description import problems
 from penstock_server.guard import require_project
 from penstock_server.problems import NotFound
-from penstock_server.routers.deps import TAGGED, Asker, IfTag, Server, tag_of
+from penstock_server.routers.deps import TAGGED, Asker, Id, IfTag, Server, tag_of
 from penstock_server.routers.jobs import SUBMIT
 from penstock_server.schemas import api
 
@@ -39,9 +40,9 @@ async def list_projects(server: Server, asker: Asker) -> api.Items[api.Project]:
 @router.get("/projects/{project}", operation_id="getProject", responses=TAGGED)
 @scoped("read")
 @by_project
-async def get_project(server: Server, asker: Asker, response: Response, project: Name) -> api.Project:
+async def get_project(server: Server, asker: Asker, response: Response, project: Id) -> api.Project:
     """Return one project; one without terms and jobs has the share and the quotas that each begins with."""
-    if not asker.may_in(project, READ):
+    if re.fullmatch(NAME, project) is None or not asker.may_in(project, READ):
         raise NotFound("project", project)
     return _tagged(response, await server.projects.get(project))
 
