@@ -130,9 +130,9 @@ def test_the_guard_loads_the_standard_library_only() -> None:
         "set(sys.modules) - before if one.partition('.')[0] not in sys.stdlib_module_names))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
-    of_process = [f"penstock.process.{part}" for part in ("hiding", "private", "proc", "signals")]
+    of_process = [f"penstock.process.{part}" for part in ("cell", "hiding", "private", "proc", "signals")]
     library = ["penstock", "penstock.log", "penstock.openmp", "penstock.process", *of_process, "penstock.version"]
-    worker = ["penstock_worker", "penstock_worker.guard", "penstock_worker.lease"]
+    worker = ["penstock_worker", *(f"penstock_worker.{part}" for part in ("accounts", "guard", "lease"))]
     assert result.stdout.split() == [*library, *worker]
 
 

@@ -23,7 +23,7 @@ from penstock.errors import PenstockError, SpecError, Unavailable
 from penstock.process.private import make_private
 from penstock.settings import JOIN_TOKEN, TLS_CERT, TLS_KEY
 from penstock.tls import ClientCertificate
-from penstock_worker import identity, lease, pilot
+from penstock_worker import accounts, identity, lease, pilot
 from penstock_worker.agent import Agent, Settings
 
 FILES = frozenset({"node.json", "agent.lock", "lease.json", "replicas", "snapshots"})
@@ -43,7 +43,8 @@ def main(argv: list[str] | None = None) -> int:
         certificate = ClientCertificate.of(arguments.tls_cert, arguments.tls_key)
         with _only_one(state_dir):
             identity = _identity(arguments, state_dir, certificate)
-            asyncio.run(_serve(Agent(identity, Settings(state_dir, arguments.grace_s, terms, hidden, certificate))))
+            settings = Settings(state_dir, arguments.grace_s, terms, hidden, certificate, _account(arguments.run_as))
+            asyncio.run(_serve(Agent(identity, settings)))
     except* PenstockError as group:  # the agent's task group wraps what its tasks raise
         error = _first(group)
         print(f"penstock agent: {error}", file=sys.stderr)
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         "--tls-cert", type=Path, default=TLS_CERT.read(), help="certificate chain (PEM) of this node, for the server"
     )
     parser.add_argument("--tls-key", type=Path, default=TLS_KEY.read(), help="private key of --tls-cert (PEM)")
+    parser.add_argument("--run-as", metavar="USER", help="as whom jobs run, of an agent that is root")
     return parser
 
 
@@ -85,6 +87,13 @@ def _whole(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
     return int(text)
+
+
+def _account(name: str | None) -> accounts.Account | None:
+    try:
+        return None if name is None else accounts.find(name)
+    except ValueError as error:
+        raise SpecError(str(error)) from error
 
 
 def _terms(arguments: argparse.Namespace) -> pilot.Terms | None:

@@ -28,7 +28,7 @@ from penstock.errors import PeerError, SpecError, UserError
 from penstock.machine import memory
 from penstock.machine.findings import Finding, to_mend
 from penstock.machine.survey import findings_of_machine, read_state_folder
-from penstock.process import proc
+from penstock.process import cell, proc
 from penstock.protocol.agent import (
     Desired,
     DesiredSet,
@@ -47,6 +47,7 @@ from penstock.settings import NODE_ADDRESS
 from penstock.tls import ClientCertificate, advice_on_silence, context_for
 from penstock.version import __version__
 from penstock_worker import lease, messages, pilot, ports, stacks, statedirs
+from penstock_worker.accounts import Account, open_way
 from penstock_worker.background import in_thread
 from penstock_worker.identity import FILE, Identity
 from penstock_worker.outgoing import Outgoing
@@ -70,6 +71,7 @@ class Settings:
 
     `pilot`: of an agent that another scheduler runs for a while.
     `hidden`: what replicas are not to see, besides the node's token. `certificate`: what is shown to the server.
+    `account`: as whom replicas run; None: as the agent's user.
     """
 
     state_dir: Path
@@ -77,6 +79,7 @@ class Settings:
     pilot: pilot.Terms | None = None
     hidden: tuple[Path, ...] = ()
     certificate: ClientCertificate | None = None
+    account: Account | None = None
 
 
 class Agent:
@@ -112,6 +115,9 @@ class Agent:
     async def run(self) -> None:
         """Serve until `stop`. Raises AuthError if the server has refused this node for longer than the grace."""
         async with self._tasks:
+            cell.delegate()
+            if self._settings.account is not None:
+                await in_thread(open_way, self._settings.state_dir)
             self._findings = await in_thread(look_at_machine, self._settings.state_dir)
             await self._adopt()
             connection = self._tasks.create_task(self._connect_forever())
@@ -191,7 +197,9 @@ class Agent:
     def _run(self, replica: Replica) -> Coroutine[None, None, None]:
         shown = self._settings.certificate
         hidden = (*self._settings.hidden, self._settings.state_dir / FILE, *([] if shown is None else [shown.key]))
-        return replica.run(self._cache, self._lease_path, self._lease.end, hidden=hidden)
+        return replica.run(
+            self._cache, self._lease_path, self._lease.end, hidden=hidden, account=self._settings.account
+        )
 
     def _remove_state(self) -> None:
         """Remove what pservers of jobs that are over left here, beside the event loop: it may be much."""

@@ -31,9 +31,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
-from penstock.process import proc
+from penstock.process import cell, proc
 from penstock.process.hiding import hide
 from penstock_worker import lease
+from penstock_worker.accounts import Account
 
 ORDER, STARTED, EXIT, LOG, LOCK = "guard-order.json", "guard.json", "exit.json", "log", "guard.lock"
 LEFTOVER_GRACE_S = 1.0  # what an entrypoint that has ended left running gets this long after SIGTERM
@@ -46,7 +47,8 @@ SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.
 class Order:
     """What to run. `lease`: path of the lease file, or ''; `lease_end`: boot time of its end, until it is read.
 
-    `hidden`: paths that it is not to see.
+    `hidden`: paths that it is not to see. `limits`: fields of `cell.Limits`; `name`: of its control group.
+    `account`: fields of the `Account` that it runs as; None: the guard's own user.
     """
 
     argv: list[str]
@@ -56,6 +58,9 @@ class Order:
     lease: str
     lease_end: float
     hidden: list[str] = field(default_factory=list)
+    limits: dict[str, int | None] = field(default_factory=dict)
+    name: str = ""
+    account: dict[str, Any] | None = None
 
 
 class Phase(Enum):
@@ -141,7 +146,13 @@ def main(folder: Path) -> int:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         _write_started(folder, None)
         lease.reserve(folder / STARTED)  # again, for when the entrypoint runs
-        state, outcome = _run(folder, order)
+        bounds = cell.make(order.name, cell.Limits(**order.limits))
+        try:
+            state, outcome = _run(folder, order, bounds)
+            if outcome.exit_code != 0 and not state.cause:
+                outcome.detail = bounds.out_of_memory() or outcome.detail
+        finally:
+            bounds.remove()
         fields = {
             "state": "KILLED" if state.cause else "EXITED",
             "exit_code": outcome.exit_code,
@@ -167,15 +178,15 @@ def _write_exit(path: Path, fields: dict[str, Any]) -> None:
             return
 
 
-def _run(folder: Path, order: Order) -> tuple[State, Outcome]:
-    pid, failure = _spawn(order, folder / LOG)
+def _run(folder: Path, order: Order, bounds: cell.Cell) -> tuple[State, Outcome]:
+    pid, failure = _spawn(order, folder / LOG, bounds)
     if failure is not None:
         if pid:
             os.waitpid(pid, 0)
         with (folder / LOG).open("a", encoding="utf-8") as log:
             log.write(f"penstock: {failure.detail}\n")
         return State(Phase.DONE), failure
-    _write_started(folder, pid)
+    _write_started(folder, pid, bounds.note())
     state, outcome, lease_end = State(), Outcome(), order.lease_end if order.lease else math.inf
     main_alive = True
     while state.phase is not Phase.DONE:
@@ -192,12 +203,13 @@ def _run(folder: Path, order: Order) -> tuple[State, Outcome]:
     return state, outcome
 
 
-def _write_started(folder: Path, child: int | None) -> None:
+def _write_started(folder: Path, child: int | None, limits: str = "") -> None:
     fields = {
         "pid": os.getpid(),
         "start_ticks": proc.start_ticks(os.getpid()),
         "boot_id": proc.boot_id(),
         "child": child,
+        "limits": limits,
     }
     lease.write_reserved(folder / STARTED, fields)
 
@@ -233,7 +245,7 @@ def _reap(main_pid: int, outcome: Outcome) -> bool:
                 outcome.exit_code = os.waitstatus_to_exitcode(status)
 
 
-def _spawn(order: Order, log: Path) -> tuple[int, Outcome | None]:
+def _spawn(order: Order, log: Path, bounds: cell.Cell) -> tuple[int, Outcome | None]:
     """Start the entrypoint. Returns its pid (0: there was none), and the failure if it could not be executed."""
     wrong = _unusable(order)
     if wrong:
@@ -243,7 +255,7 @@ def _spawn(order: Order, log: Path) -> tuple[int, Outcome | None]:
     without_secrets = hide(order.hidden) if order.hidden else None
     pid = os.fork()
     if pid == 0:
-        _become(order, log, writer, end_with_guard, without_secrets)
+        _become(order, log, writer, bounds, end_with_guard, without_secrets)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         failed = pipe.read()
@@ -268,12 +280,14 @@ def _become(
     order: Order,
     log: Path,
     writer: int,
+    bounds: cell.Cell,
     end_with_guard: Callable[[], None],
     without_secrets: Callable[[], str] | None,
 ) -> NoReturn:
     """In the forked child: turn into the entrypoint, or report the error number and end."""
     try:
         os.setsid()
+        bounds.enter()
         end_with_guard()
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
@@ -284,6 +298,9 @@ def _become(
         wrong = "" if without_secrets is None else without_secrets()
         if wrong:
             os.write(2, f"penstock: this job can read the files of its agent and server: {wrong}\n".encode())
+        if order.account is not None:
+            Account(**order.account).become()
+            end_with_guard()  # which was cleared by that
         os.chdir(order.cwd)
         os.execvpe(order.argv[0], order.argv, order.env)
     except OSError as error:

@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from penstock.protocol.environment import passes_from_node
 from penstock.protocol.states import PREEMPTED
 from penstock.settings import CHECKPOINT_DIR, CHECKPOINT_EVERY_STEPS, CHECKPOINT_KEEP, PS_LEASE_S
 from penstock_worker import guard, lease, ports, relay, snapshots, statedirs
+from penstock_worker.accounts import PRIVATE, WAY, Account
 from penstock_worker.background import in_thread
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.logtail import LogTail
@@ -79,14 +81,20 @@ class Replica:
         self._changed = changed
 
     async def run(
-        self, cache: snapshots.SnapshotCache, lease_path: Path, lease_end: float, *, hidden: Sequence[Path] = ()
+        self,
+        cache: snapshots.SnapshotCache,
+        lease_path: Path,
+        lease_end: float,
+        *,
+        hidden: Sequence[Path] = (),
+        account: Account | None = None,
     ) -> None:
         """Prepare, start and watch a new replica until it has ended. Never raises for what the job did.
 
         Cancelled before there is a guard, the replica has ended; later, it goes on and only the watching ends.
         """
         try:
-            await self._prepare(cache, lease_path, lease_end, hidden)
+            await self._prepare(cache, lease_path, lease_end, hidden, account)
         except asyncio.CancelledError:
             await self._end(_exit("KILLED", None, NEVER_STARTED))
             raise
@@ -107,11 +115,16 @@ class Replica:
         await self._end(_exit("EXITED", PREPARE_FAILED, detail))
 
     async def _prepare(
-        self, cache: snapshots.SnapshotCache, lease_path: Path, lease_end: float, hidden: Sequence[Path]
+        self,
+        cache: snapshots.SnapshotCache,
+        lease_path: Path,
+        lease_end: float,
+        hidden: Sequence[Path],
+        account: Account | None,
     ) -> None:
         work = self.folder / WORK
         work.mkdir(mode=0o700, parents=True)
-        self.folder.chmod(0o700)
+        self.folder.chmod(PRIVATE if account is None else WAY)
         for path in (self.folder / guard.STARTED, self.folder / guard.EXIT):
             lease.reserve(path)
         lease.write_json(self.folder / REPLICA, self.desired.model_dump())
@@ -125,6 +138,10 @@ class Replica:
         for folder in (state_dir, checkpoint_dir):
             if folder is not None:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if account is not None:
+            for owned in (work, self.relay.path, state_dir, checkpoint_dir):
+                if owned is not None:
+                    await in_thread(account.own, owned)
         for port in self.desired.ports:
             await self._until_free(port)
         environ = entrypoint_environment(
@@ -135,6 +152,8 @@ class Replica:
             state_dir=state_dir,
             checkpoint_dir=checkpoint_dir,
         )
+        if account is not None:
+            environ = {**environ, **account.environ(), **self.desired.env}
         order = {
             "argv": self.desired.entrypoint,
             "env": environ,
@@ -143,6 +162,9 @@ class Replica:
             "lease": str(lease_path) if self.desired.on_disconnect == "stop" else "",
             "lease_end": lease_end,
             "hidden": [str(path) for path in hidden],
+            "limits": {} if self.desired.limits is None else self.desired.limits.model_dump(),
+            "name": self.desired.replica_id,
+            "account": None if account is None else asdict(account),
         }
         lease.write_json(self.folder / guard.ORDER, order)
 
@@ -167,9 +189,11 @@ class Replica:
     async def _until_started(self, pid: int) -> None:
         """Wait until the entrypoint runs, or the guard has ended before."""
         while True:
-            child = (_read(self.folder / guard.STARTED) or {}).get("child")
+            started = _read(self.folder / guard.STARTED) or {}
+            child = started.get("child")
             if child is not None:
-                self._set(self.report.model_copy(update={"state": "RUNNING", "pid": child}))
+                detail = started.get("limits", "")
+                self._set(self.report.model_copy(update={"state": "RUNNING", "pid": child, "detail": detail}))
                 if self.stopping:
                     proc.send([pid], self._stop_signal)
                 return

@@ -176,12 +176,16 @@ def agent_join(
         Path | None, typer.Option("--tls-cert", help="certificate chain (PEM) of this node, for the server")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="private key of --tls-cert (PEM)")] = None,
+    run_as: Annotated[
+        str | None, typer.Option("--run-as", metavar="USER", help="as whom jobs run, of an agent that is root")
+    ] = None,
 ) -> None:
     """Run the agent of this machine until it is stopped. The second start needs no join token."""
     size = None if memory is None else memory_option(memory)
     given = {
         "--url": url, "--name": name, "--state-dir": state_dir, "--grace-s": grace, "--ttl": ttl, "--drain": drain,
         "--cpus": cpus, "--gpus": gpus, "--memory": size, "--tls-cert": tls_cert, "--tls-key": tls_key,
+        "--run-as": run_as,
     }  # fmt: skip
     arguments = [text for flag, value in given.items() if value is not None for text in (flag, str(value))]
     arguments += ["--once"] if once else []

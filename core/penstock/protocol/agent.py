@@ -180,6 +180,14 @@ class CheckpointOrder(jobspec.Checkpoint):
     model_config = ConfigDict(extra="ignore")
 
 
+class LimitsOrder(Message):
+    """Limits of a replica: see `penstock.process.cell.Limits`."""
+
+    memory_bytes: int | None = None
+    processes: int | None = None
+    open_files: int | None = None
+
+
 class Desired(Message):
     """One replica that the server wants on the node. `snapshot`: SHA-256 of the tar.gz in which it runs."""
 
@@ -198,6 +206,7 @@ class Desired(Message):
     stop_grace_s: float = 5.0
     on_disconnect: jobspec.OnDisconnect = "continue"
     checkpoint: CheckpointOrder | None = None
+    limits: LimitsOrder | None = None
     pserver_job: PserverJob | None = None
     collective_job: CollectiveJob | None = None
 

@@ -111,6 +111,25 @@ class Checkpoint(Strict):
     keep: int = Field(3, ge=1)
 
 
+class ReplicaLimits(Strict):
+    """What each replica may take. By control groups where the agent may make them, else for each process alone."""
+
+    memory: str | None = Field(
+        None,
+        description="of all processes of a replica, e.g. '2GiB'; more ends it",
+        json_schema_extra={"pattern": _MEMORY},
+    )
+    processes: int | None = Field(None, ge=1, le=4_194_304, description="processes and threads of a replica")
+    open_files: int | None = Field(None, ge=16, le=1 << 20, description="open files of each process")
+
+    @field_validator("memory")
+    @classmethod
+    def _memory(cls, value: str | None) -> str | None:
+        if value is not None:
+            memory_bytes(value)
+        return value
+
+
 def _roles_by_mode(mode: JsonValue, pservers: JsonValue, *required: JsonValue) -> JsonValue:
     trainers: JsonValue = {"properties": {"count": {"minimum": 1}}}
     properties: JsonValue = {"mode": mode, "trainers": trainers, "pservers": pservers}
@@ -154,6 +173,7 @@ class JobSpec(Strict):
     )
     restart: Restart = Field(default_factory=Restart)
     checkpoint: Checkpoint | None = None
+    limits: ReplicaLimits | None = Field(None, description="what each replica may take; by default what there is")
     max_duration_s: float | None = Field(
         None, gt=0, le=366 * 86400,
         description="seconds that an attempt may take from its placement on; one that takes longer ends the job. "

@@ -99,6 +99,9 @@ NODE_TRANSITIONS: dict[NodeState, frozenset[NodeState]] = {
 PREEMPTED = "preempted: "
 """How the detail of a replica begins that was ended because its node leaves."""
 
+OUT_OF_MEMORY = "out of memory"
+"""How the detail of a replica begins that took more memory than its job's limits allow."""
+
 TERMINAL_JOB = frozenset({J.SUCCEEDED, J.FAILED, J.CANCELLED})
 ACTIVE_JOB = tuple(state for state in J if state not in TERMINAL_JOB)
 TERMINAL_REPLICA = frozenset({R.EXITED, R.KILLED, R.LOST})

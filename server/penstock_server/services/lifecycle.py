@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from penstock.protocol.states import (
+    OUT_OF_MEMORY,
     PREEMPTED,
     TERMINAL_JOB,
     TERMINAL_REPLICA,
@@ -146,6 +147,8 @@ def sentence(replica: ReplicaFacts) -> str:
         return f"{process} {replica.detail}"
     if _could_not_start(replica):
         return f"{process} could not start: {replica.detail}"
+    if replica.detail.startswith(OUT_OF_MEMORY):
+        return f"{process} ran {replica.detail}"
     if replica.signal is not None:
         how = f"was ended by signal {replica.signal} ({_signal_name(replica.signal)})"
     elif replica.state is ReplicaState.KILLED:
@@ -250,6 +253,8 @@ def _was_killed(replica: ReplicaFacts) -> bool:
 
     A process that ends itself in good order on SIGTERM has the exit code that a shell would give.
     """
+    if replica.detail.startswith(OUT_OF_MEMORY):
+        return False  # it would again
     by_signal = (signals.SIGKILL, signals.SIGTERM)
     return replica.signal in by_signal or replica.exit_code in [128 + number for number in by_signal]
 

@@ -11,9 +11,9 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from penstock.protocol.agent import CheckpointOrder, Desired, DesiredSet
+from penstock.protocol.agent import CheckpointOrder, Desired, DesiredSet, LimitsOrder
 from penstock.protocol.contract import CollectiveJob, PserverJob
-from penstock.protocol.jobspec import JobSpec
+from penstock.protocol.jobspec import JobSpec, memory_bytes
 from penstock.protocol.states import ACTIVE_JOB, LIVE_REPLICA, JobState, ReplicaState
 from penstock_server.db import Database
 from penstock_server.services.addresses import Site, addresses
@@ -167,6 +167,7 @@ def _order(replica: ReplicaRow, spec: JobSpec, group: _Group | None) -> Desired:
         stop_grace_s=spec.stop_grace_s,
         on_disconnect=spec.on_disconnect,
         checkpoint=None if spec.checkpoint is None else CheckpointOrder(**spec.checkpoint.model_dump()),
+        limits=_limits(spec),
     )
     if group is None or replica.node_id is None:
         return order
@@ -180,6 +181,14 @@ def _order(replica: ReplicaRow, spec: JobSpec, group: _Group | None) -> Desired:
         port=replica.port,
     )
     return order.model_copy(update={"pserver_job": pserver_job})
+
+
+def _limits(spec: JobSpec) -> LimitsOrder | None:
+    asked = spec.limits
+    if asked is None:
+        return None
+    memory = None if asked.memory is None else memory_bytes(asked.memory)
+    return LimitsOrder(memory_bytes=memory, processes=asked.processes, open_files=asked.open_files)
 
 
 def _collective_job(replica: ReplicaRow, ranks: Sequence[ReplicaRow]) -> CollectiveJob:
