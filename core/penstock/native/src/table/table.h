@@ -178,7 +178,8 @@ template <bool kStates, typename KeyAt, typename IndexOf, typename OperandOf, ty
 void Table::walk_rows(uint64_t count, KeyAt key_at, IndexOf index_of, OperandOf operand_of, Use use) const {
   const Sought<kStates, KeyAt, IndexOf, OperandOf> sought{key_at,  index_of,          operand_of,
                                                           layout_, pieces_.regions(), settings_.width};
-  walk(sought, buckets_.regions(), count, use);
+  constexpr bool kOperands = !std::is_null_pointer_v<decltype(operand_of(uint64_t{0}))>;
+  walk<kOperands ? kBlockWithOperands : kPlainBlock>(sought, buckets_.regions(), count, use);
 }
 
 template <typename Rule>

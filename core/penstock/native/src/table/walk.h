@@ -16,9 +16,10 @@
 
 namespace penstock::table {
 
-constexpr uint64_t kBlock = 16;
-constexpr uint64_t kIndexAhead = 1;  // blocks between the prefetch of an index line and its use
-constexpr uint64_t kRowsAhead = 2;   // and between the prefetch of a row and its use
+constexpr uint64_t kPlainBlock = 16;
+constexpr uint64_t kBlockWithOperands = 8;  // where the use of a row reads a third line, a gradient
+constexpr uint64_t kIndexAhead = 1;         // blocks between the prefetch of an index line and its use
+constexpr uint64_t kRowsAhead = 2;          // and between the prefetch of a row and its use
 constexpr std::size_t kLineBytes = 64;
 
 // Functions that only prefetch are inlined at once: g++ takes them for functions without effect, and drops their calls.
@@ -30,7 +31,7 @@ constexpr std::size_t kLineBytes = 64;
 
 // Look-ups under way.  `Keys` has key(i), what is sought; index(key), where; row(number), its address; prefetch(row);
 // prefetch_operand(i), of what the use of the row reads besides.
-template <typename Keys>
+template <typename Keys, uint64_t kBlock>
 class Walk {
  public:
   Walk(const Keys& keys, Regions regions, uint64_t count) : sought_(keys), regions_(regions), count_(count) {}
@@ -108,9 +109,9 @@ class Walk {
 };
 
 // use(i, values) for i of 0..count in order, nullptr where the key has no row.  The index must not change meanwhile.
-template <typename Keys, typename Use>
+template <uint64_t kBlock, typename Keys, typename Use>
 void walk(const Keys& keys, Regions regions, uint64_t count, Use use) {
-  Walk<Keys>(keys, regions, count).run(use);
+  Walk<Keys, kBlock>(keys, regions, count).run(use);
 }
 
 }  // namespace penstock::table
