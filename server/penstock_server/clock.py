@@ -23,6 +23,11 @@ class Clock(Protocol):
         """Return a wall time that never goes back: after the clock was set back, it goes on from where it was."""
 
 
+def unix_ns(at: datetime) -> int:
+    """Return a wall time as Unix nanoseconds, to the microsecond."""
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
+
+
 class SystemClock:
     """The clock of this machine."""
 

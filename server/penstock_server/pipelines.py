@@ -187,7 +187,7 @@ class Publisher:
         self._figures: set[str] = set()
         self._listed: set[str] = set()
         self._nodes: set[str] = set()
-        self._nodes_changed = False
+        self._nodes_changed = self._clocks_changed = False
         self._showing = asyncio.Lock()  # else the older of two states that were read could be published last
         self._again_at: dict[str, datetime] = {}
         self._events: list[EventRow] = []
@@ -204,6 +204,10 @@ class Publisher:
         """Note jobs whose figures changed."""
         self._figures |= job_ids
 
+    def mark_clocks(self) -> None:
+        """Note that more is known of the nodes' clocks."""
+        self._clocks_changed = True
+
     async def step_figures(self) -> None:
         """Send the figures of jobs, and all nodes if one has changed: what is as good a moment later."""
         jobs, self._figures = self._figures, set()
@@ -216,6 +220,19 @@ class Publisher:
             except BaseException:
                 self._nodes_changed = True
                 raise
+        await self._step_clocks()
+
+    async def _step_clocks(self) -> None:
+        changed, self._clocks_changed = self._clocks_changed, False
+        if not changed:
+            return
+        try:
+            nodes = await self._node_views()
+        except BaseException:
+            self._clocks_changed = True
+            raise
+        self._hub.publish_nodes(nodes)
+        self._hub.publish_clocks(nodes)
 
     async def step(self) -> None:
         """Send orders, events, and jobs whose state changed. What could not be sent is sent by the next step."""
@@ -292,7 +309,10 @@ class Publisher:
             job_ids.difference_update(piece)
 
     async def _publish_nodes(self) -> None:
+        self._hub.publish_nodes(await self._node_views())
+
+    async def _node_views(self) -> list[dict[str, Any]]:
         async with self._db.read() as session:
             rows = (await session.execute(select(NodeRow).order_by(NodeRow.id))).scalars().all()
-            nodes = await node_views(session, rows)
-        self._hub.publish_nodes([node.model_dump(mode="json") for node in nodes])
+            nodes = await node_views(session, rows, self._agents)
+        return [node.model_dump(mode="json") for node in nodes]

@@ -158,7 +158,7 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     changes = Changes()
     scheduling = Scheduling(database, clock, agents)
     jobs = Jobs(database, clock, live, logs.tail, changes, scheduling, grace_s=grace_s)
-    nodes = Nodes(database, clock, tokens)
+    nodes = Nodes(database, clock, tokens, agents)
     reports = Reports(
         database, clock, nodes, logs.tail, grace_s=grace_s, stop_patience_s=settings.stop_patience_s,
         pserver_grace_s=settings.pserver_grace_s,

@@ -309,6 +309,16 @@ async def test_heartbeat_extends_the_lease(tmp_path: Path, clock: FakeClock) -> 
         assert (await nodes(server))[0]["state"] == "READY"
 
 
+async def test_a_nodes_clock_is_shown_as_its_agent_found_it(tmp_path: Path, clock: FakeClock) -> None:
+    async with running(settings_for(tmp_path), clock) as server, server.agent(await server.join()) as agent:
+        assert (await nodes(server))[0]["clock"] is None
+        await agent.send(type="beat", clock={"offset_ns": 3_200_000, "error_ns": 400_000})
+        await until_answer(agent.count_leases, partial(eq, 1))
+        assert (await nodes(server))[0]["clock"] == {"offset_ms": 3.2, "error_ms": 0.4}
+        [lease] = [message for message in agent.messages if message["type"] == "lease"]
+        assert lease["received_ns"] == lease["answered_ns"] == int(clock.now().timestamp()) * 1_000_000_000
+
+
 async def test_a_cordoned_node_stays_cordoned_over_a_reconnect(sqlite_server: Server) -> None:
     server = sqlite_server
     node = await server.join()

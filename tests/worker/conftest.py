@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,13 @@ from penstock_worker import lease
 
 @dataclass
 class FakeServer:
-    """Speaks the server's half of docs/protocol.md and keeps what it hears."""
+    """Speaks the server's half of docs/protocol.md and keeps what it hears.
+
+    `agent_ahead_ns`: by how much its clock is behind the agent's.
+    """
+
+    agent_ahead_ns: int = 0
+    heartbeats: list[dict[str, Any]] = field(default_factory=list)
 
     grace_s: float = 30.0
     ttl_s: float = 15.0
@@ -94,7 +101,9 @@ class FakeServer:
                 await self._say({**welcome, "log_offsets": offsets})
                 await self._say({"type": "desired", "replicas": self.desired})
             case "beat":
-                await self._say({"type": "lease", "ttl_s": self.ttl_s})
+                self.heartbeats.append(fields)
+                now_ns = time.time_ns() - self.agent_ahead_ns
+                await self._say({"type": "lease", "ttl_s": self.ttl_s, "received_ns": now_ns, "answered_ns": now_ns})
             case "replica":
                 self.reports.append(fields)
                 if fields["state"] == "EXITED":

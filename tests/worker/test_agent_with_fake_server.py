@@ -29,6 +29,8 @@ class Server(Protocol):
     ttl_s: float
     reports: list[dict[str, Any]]
     hellos: list[dict[str, Any]]
+    heartbeats: list[dict[str, Any]]
+    agent_ahead_ns: int
     frames: list[bytes]
     num_frames_at_end: int
     logs: dict[str, bytes]
@@ -366,3 +368,22 @@ async def test_an_end_is_reported_without_pidfd(server: Server, agent: Agent, or
     await server.want(order("r1", "python", "-c", "raise SystemExit(3)"))
     await until(lambda: "EXITED" in server.states("r1"))
     assert server.last("r1")["exit_code"] == 3
+
+
+@pytest.mark.asyncio
+async def test_heartbeats_hold_how_far_the_clock_is_ahead(server: Server, agent: Agent, until: Until) -> None:
+    server.ttl_s, server.agent_ahead_ns = 1.0, 3_200_000_000
+    agent.start(server.port)
+    await until(lambda: any("clock" in one for one in server.heartbeats))
+    assert "clock" not in server.heartbeats[0]
+    found = next(one["clock"] for one in server.heartbeats if "clock" in one)
+    assert abs(found["offset_ns"] - server.agent_ahead_ns) <= found["error_ns"] < 1_000_000_000
+
+    server.agent_ahead_ns = -7_000_000_000  # a clock is set
+    none = {"offset_ns": 0}
+    await until(
+        lambda: any(
+            abs(one.get("clock", none)["offset_ns"] - server.agent_ahead_ns) < 1_000_000_000
+            for one in server.heartbeats
+        )
+    )

@@ -13,19 +13,18 @@ import logging
 import random
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidMessage, InvalidStatus, WebSocketException
 
 from penstock.backoff import Backoff
 from penstock.client import AuthError, Client, is_loopback
 from penstock.errors import PeerError, SpecError, UserError
-from penstock.machine import memory
 from penstock.machine.findings import Finding, to_mend
 from penstock.machine.survey import findings_of_machine, read_state_folder
 from penstock.process import cell, proc
@@ -33,7 +32,6 @@ from penstock.protocol.agent import (
     Desired,
     DesiredSet,
     FromServer,
-    Heartbeat,
     LeaseRenewed,
     LogAck,
     PilotTerms,
@@ -43,6 +41,7 @@ from penstock.protocol.agent import (
     StackOrder,
     Welcome,
 )
+from penstock.protocol.clocks import ClockWatch
 from penstock.settings import NODE_ADDRESS
 from penstock.tls import ClientCertificate, advice_on_silence, context_for
 from penstock.version import __version__
@@ -106,6 +105,7 @@ class Agent:
         self._stopping = False
         self._leaving = False
         self._heartbeat_at = 0.0
+        self._clocks = ClockWatch()
         self._grace_s = self._lease.grace_s
         self._findings: tuple[Finding, ...] = ()
         self._draining = ""  # why this pilot drains
@@ -405,10 +405,9 @@ class Agent:
                         await self._wake.wait()
 
     def _heartbeat(self) -> str:
-        used = memory.used_bytes(psutil.virtual_memory().used)
-        message = Heartbeat(cpu_percent=psutil.cpu_percent(), memory_used_bytes=used)
         self._drain_sent = bool(self._draining)
-        return (message.model_copy(update={"leaving": self._draining}) if self._draining else message).encode()
+        self._clocks.sent(time.time_ns())
+        return messages.heartbeat(self._draining, self._clocks.offset)
 
     async def _receive(self, websocket: ClientConnection, outgoing: Outgoing, ttl_s: float) -> None:
         while True:
@@ -425,6 +424,7 @@ class Agent:
                 for order in refused:
                     self._desired[order.replica_id] = self._refuse(order)
             case LeaseRenewed(ttl_s=ttl_s, stored=stored):
+                self._clocks.returned(message.received_ns, message.answered_ns, time.time_ns())
                 sent_at = outgoing.heartbeat_answered(stored=stored)
                 for replica in self._replicas.values():
                     replica.trim_spool()

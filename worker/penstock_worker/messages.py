@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import psutil
 from pydantic import ValidationError
 
 from penstock.errors import PeerError, UserError
+from penstock.machine import memory
 from penstock.machine.findings import Finding
 from penstock.protocol.agent import (
     FROM_SERVER,
@@ -22,6 +24,7 @@ from penstock.protocol.agent import (
     Desired,
     DesiredSet,
     FromServer,
+    Heartbeat,
     Hello,
     LogBytes,
     MachineFinding,
@@ -30,6 +33,7 @@ from penstock.protocol.agent import (
     ReplicaReport,
     RunningReplica,
 )
+from penstock.protocol.clocks import ClockOffset
 from penstock.settings import NODE_ADDRESS
 
 
@@ -135,3 +139,12 @@ def explanation(body: bytes | bytearray | None) -> str:
     if not isinstance(problem, dict) or not str(problem.get("code", "")).startswith("certificate_"):
         return ""
     return f"{problem.get('detail')}; {problem.get('hint')}"
+
+
+def heartbeat(leaving: str, clock: ClockOffset | None) -> str:
+    """Return a heartbeat with the machine's load. `leaving`: why a pilot drains, or ''."""
+    message = Heartbeat(
+        cpu_percent=psutil.cpu_percent(), memory_used_bytes=memory.used_bytes(psutil.virtual_memory().used)
+    )
+    also = {"leaving": leaving, "clock": clock}
+    return message.model_copy(update={name: value for name, value in also.items() if value}).encode()

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
 from penstock.identity import Role
 from penstock.protocol import jobspec, recording
+from penstock.protocol.clocks import ClockOffset
 from penstock.protocol.contract import CollectiveJob, PserverJob
 from penstock.protocol.jobspec import Text, storable
 from penstock.protocol.states import ReplicaState
@@ -73,12 +74,16 @@ class Hello(Message):
 
 
 class Heartbeat(Message):
-    """Heartbeat of an agent. `leaving`: why a pilot drains; nothing is placed there once this is answered."""
+    """Heartbeat of an agent. `leaving`: why a pilot drains; nothing is placed there once this is answered.
+
+    `clock`: of the node against the server's, as the heartbeats before show.
+    """
 
     type: Literal["beat"] = "beat"
     cpu_percent: float = 0.0
     memory_used_bytes: int = 0
     leaving: Short = ""
+    clock: ClockOffset | None = None
 
 
 class ReplicaReport(Message):
@@ -166,12 +171,15 @@ class Welcome(Message):
 class LeaseRenewed(Message):
     """Answer to a heartbeat: from the moment of that heartbeat the node has a lease of `ttl_s`.
 
-    `stored`: what came before the heartbeat is stored; if not, a later answer confirms it.
+    `stored`: what came before the heartbeat is stored; if not, a later answer confirms it. `received_ns`,
+    `answered_ns`: when the heartbeat came and this was written, in Unix nanoseconds; 0 from an older server.
     """
 
     type: Literal["lease"] = "lease"
     ttl_s: float = Field(gt=0)
     stored: bool = True
+    received_ns: Offset = 0
+    answered_ns: Offset = 0
 
 
 class CheckpointOrder(jobspec.Checkpoint):

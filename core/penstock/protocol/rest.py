@@ -97,6 +97,7 @@ class LogChunk(TypedDict):
 
 class Node(TypedDict):
     address: str
+    clock: dict[str, Any] | None
     cpus: int
     cpus_used: int
     etag: str

@@ -26,6 +26,7 @@ from penstock.protocol.agent import (
 from penstock.protocol.states import TERMINAL_REPLICA, ReplicaState
 from penstock.protocol.wire import parse
 from penstock_server.auth.principal import scoped
+from penstock_server.clock import unix_ns
 from penstock_server.db import DatabaseAway
 from penstock_server.guard import principal_of
 from penstock_server.routers.deps import runtime_of
@@ -109,14 +110,21 @@ async def greet(runtime: Runtime, link: AgentLink, hello: Hello) -> None:
 
 async def _message(runtime: Runtime, link: AgentLink, message: FromAgent) -> None:
     match message:
-        case Heartbeat(leaving=leaving):
+        case Heartbeat(leaving=leaving, clock=offset):
+            received_ns = unix_ns(runtime.clock.now())
+            if offset is not None and runtime.agents.note_clock(link, offset):
+                runtime.publisher.mark_clocks()
             if leaving and not link.leaving:
                 link.leaving = leaving
                 await runtime.nodes.leave(link.node_id, leaving)  # before the answer: no placement follows that
             # The agent keeps vital frames until a heartbeat after them is answered with `stored`. Its lease it gets in
             # any case: a database that is unreachable must not cost it.
             stored = await runtime.metrics.settled_soon()
-            link.outbox.put("lease", LeaseRenewed(ttl_s=runtime.settings.lease_ttl_s, stored=stored).fields())
+            answer = LeaseRenewed(
+                ttl_s=runtime.settings.lease_ttl_s, stored=stored,
+                received_ns=received_ns, answered_ns=unix_ns(runtime.clock.now()),
+            )  # fmt: skip
+            link.outbox.put("lease", answer.fields())
         case ReplicaReport():
             await _report(runtime, link, message)
         case LogBytes():

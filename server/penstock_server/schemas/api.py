@@ -302,10 +302,17 @@ class NodeFinding(Answer):
     advice: str
 
 
+class NodeClock(Answer):
+    """How far a node's wall clock is ahead of the server's, right within ± `error_ms`."""
+
+    offset_ms: float
+    error_ms: float
+
+
 class Node(Answer):
     """A machine whose agent joined. `address`: at which other nodes reach it; `replicas`: on it now.
 
-    `findings`: as of when its agent connected last.
+    `findings`: as of when its agent connected last. `clock`: None until its agent has had two heartbeats answered.
     """
 
     id: str
@@ -322,6 +329,7 @@ class Node(Answer):
     version: str
     findings: list[NodeFinding]
     etag: str = Field(description="for If-Match of a change: a change in between is then refused with 412")
+    clock: NodeClock | None
 
 
 PilotState = Literal["PENDING", "RUNNING", "ENDING"]

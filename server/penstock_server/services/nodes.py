@@ -16,6 +16,7 @@ from penstock_server.problems import Conflict, NotFound, Problem
 from penstock_server.schemas import api
 from penstock_server.services.transitions import allowed, created, transition
 from penstock_server.services.views import node_views
+from penstock_server.streams.agents import Agents
 from penstock_server.tables import NodeRow, ReplicaRow
 from penstock_server.uuid7 import uuid7
 
@@ -26,8 +27,8 @@ _WANTED = {"run": NodeState.READY, "cordon": NodeState.CORDONED, "drain": NodeSt
 class Nodes:
     """The nodes of this server."""
 
-    def __init__(self, database: Database, clock: Clock, tokens: Tokens) -> None:
-        self._db, self._clock, self._tokens = database, clock, tokens
+    def __init__(self, database: Database, clock: Clock, tokens: Tokens, agents: Agents) -> None:
+        self._db, self._clock, self._tokens, self._agents = database, clock, tokens, agents
 
     async def join(self, request: api.NodeJoin) -> api.NodeJoined:
         """Take a join token and give a node its identity. Raises a problem if the token is no good.
@@ -73,7 +74,7 @@ class Nodes:
         """List all nodes, oldest first."""
         async with self._db.read() as session:
             rows = (await session.execute(select(NodeRow).order_by(NodeRow.id))).scalars().all()
-            return await node_views(session, rows)
+            return await node_views(session, rows, self._agents)
 
     async def get(self, node_id: str) -> api.Node:
         """Return a node. Raises NotFound."""
@@ -97,7 +98,7 @@ class Nodes:
             if NodeState(row.state) not in _AWAY:
                 self._follow(tx, row, wanted)
         async with self._db.read() as session:
-            return (await node_views(session, [row]))[0]
+            return (await node_views(session, [row], self._agents))[0]
 
     async def drained(self, tx: Tx, now: datetime) -> None:
         """Move draining nodes without replicas on to DRAINED."""

@@ -10,12 +10,14 @@ from pydantic import BaseModel
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from penstock.protocol.clocks import ClockOffset
 from penstock.protocol.environment import is_secret
 from penstock.protocol.masking import MASK
 from penstock.protocol.states import LIVE_REPLICA, JobState
 from penstock_server.auth.principal import Principal
 from penstock_server.schemas import api
 from penstock_server.secrecy import SEES_ENV
+from penstock_server.streams.agents import Agents
 from penstock_server.streams.live import Live, LiveJob
 from penstock_server.tables import EventRow, JobRow, NodeRow, ReplicaRow
 
@@ -55,7 +57,7 @@ def new_job_view(row: JobRow) -> api.Job:
     return _job_view(row, [], None)
 
 
-async def node_views(session: AsyncSession, rows: Iterable[NodeRow]) -> list[api.Node]:
+async def node_views(session: AsyncSession, rows: Iterable[NodeRow], agents: Agents) -> list[api.Node]:
     """Show nodes with the replicas on them, and the CPUs that those hold."""
     statement = (
         select(ReplicaRow.node_id, func.sum(ReplicaRow.cpus), func.count())
@@ -71,10 +73,17 @@ async def node_views(session: AsyncSession, rows: Iterable[NodeRow]) -> list[api
                 "replicas": used.get(row.id, (0, 0))[1],
                 "version": row.agent_version,
                 "etag": str(row.version),
+                "clock": _clock_view(agents.clock_of(row.id)),
             }
         )
         for row in rows
     ]
+
+
+def _clock_view(offset: ClockOffset | None) -> api.NodeClock | None:
+    if offset is None:
+        return None
+    return api.NodeClock(offset_ms=offset.offset_ns / 1e6, error_ms=offset.error_ns / 1e6)
 
 
 def for_reader(job: api.Job, asker: Principal) -> api.Job:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.protocol.agent import PilotTerms
+from penstock.protocol.clocks import ClockOffset
 from penstock_server.problems import Conflict
 from penstock_server.streams.socket import Outbox
 
@@ -47,6 +48,7 @@ class Agents:
 
     def __init__(self) -> None:
         self._links: dict[str, AgentLink] = {}
+        self._clocks: dict[str, ClockOffset] = {}
 
     def connect(self, link: AgentLink, *, alive_s: float) -> None:
         """Take a new connection; the node's old one, if any, is closed.
@@ -66,6 +68,17 @@ class Agents:
         """Forget a connection, unless another has replaced it."""
         if self._links.get(link.node_id) is link:
             del self._links[link.node_id]
+
+    def note_clock(self, link: AgentLink, offset: ClockOffset) -> bool:
+        """Note a node's clock as its agent found it; return whether that is news to readers."""
+        if not offset.differs(self._clocks.get(link.node_id)):
+            return False
+        self._clocks[link.node_id] = offset
+        return True
+
+    def clock_of(self, node_id: str) -> ClockOffset | None:
+        """Return how far a node's clock is ahead of this server's, as last found since this server started."""
+        return self._clocks.get(node_id)
 
     def close(self, node_id: str, reason: str) -> None:
         """End a node's connection, if there is one: its agent connects again, and says what it has."""

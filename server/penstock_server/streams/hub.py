@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -173,6 +174,13 @@ class Hub:
                 for sub in subs:
                     if "state" in sub.parts:
                         sub.put_figures(text)
+
+    def publish_clocks(self, nodes: list[dict[str, Any]]) -> None:
+        """Send the nodes to those that follow a job, whose timeline is drawn by the nodes' clocks."""
+        text = encode(nodes)
+        for sub in itertools.chain.from_iterable(self._of_job.values()):
+            if "state" in sub.parts:
+                sub.put_state("nodes", Encoded.of("nodes", sub.id, "nodes", text))
 
     @property
     def lists_followed(self) -> bool:

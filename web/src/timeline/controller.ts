@@ -8,7 +8,8 @@ import { palette } from "../palette";
 import type { Sampled } from "../store/history";
 import type { JobStore } from "../store/job";
 import type { GraphDocument } from "../types";
-import { buildTimeline, EMPTY_MODEL, shownOp, sliceAt, type TimelineModel, type Traced } from "./model";
+import { clocksOf } from "./clocks";
+import { buildTimeline, EMPTY_MODEL, pinnedFirst, shownOp, sliceAt, type TimelineModel, type Traced } from "./model";
 import { AXIS_H, LANE_H, paintTimeline, TOP } from "./paint";
 
 const REFRESH_MS = 1000;
@@ -41,6 +42,7 @@ export class TimelineController {
   #replayed: Sampled | null = null;
   #later: ReturnType<typeof setTimeout> | undefined;
   #painter = (): Again => this.#paint();
+  #pins: readonly string[] = [];
 
   constructor(readonly store: JobStore) {}
 
@@ -98,7 +100,7 @@ export class TimelineController {
     this.#document = document;
     this.#replayed = replayed;
     this.#refreshedAt = now;
-    const next = buildTimeline(document, this.#traced());
+    const next = buildTimeline(document, this.#traced(), this.#pins);
     this.model.value = next;
     this.hover.value = null;
     this.measured.value = null;
@@ -117,15 +119,32 @@ export class TimelineController {
       return chosen?.trains === false ? graph === chosen : graph.trains;
     };
     const traces = history.chosen.value?.traces ?? steps.newest(trains);
+    const clocks = clocksOf(this.store.job.value?.replicas ?? [], this.store.nodes.value);
     return [...traces].flatMap((trace) => {
       const document = ops.graphs.get(trace.hash)?.document;
-      return document == null ? [] : [{ trace, document, name: this.#nameOf(trace.stream) }];
+      return document == null
+        ? []
+        : [{ trace, document, name: this.#nameOf(trace.stream), clock: clocks.get(trace.stream) ?? null }];
     });
   }
 
   #nameOf(stream: number): string {
     const replica = this.store.job.value?.replicas.find((one) => one.stream === stream);
     return replica === undefined ? `stream ${stream}` : `${replica.role}-${replica.index}`;
+  }
+
+  /** Put lanes first, by their keys; the step that is shown stays. */
+  pin(keys: readonly string[]): void {
+    if (keys.join() === this.#pins.join()) return;
+    this.#pins = keys;
+    this.hover.value = null;
+    this.model.value = pinnedFirst(this.model.value, keys);
+    this.repaint();
+  }
+
+  /** The key of the lane at a height of the canvas, if the point lies on its label. */
+  labelAt(px: number, py: number): string | null {
+    return px >= this.left ? null : (this.model.value.lanes[Math.floor((py - TOP) / LANE_H)]?.key ?? null);
   }
 
   hold(on: boolean): void {

@@ -2,9 +2,15 @@
 import { BUCKETS, type Bucket, bucketCodes } from "../graph/group";
 import type { StepTrace } from "../store/steps";
 import type { GraphDocument, GraphOp } from "../types";
+import type { NodeClock } from "./clocks";
 
 export interface Lane {
   readonly label: string;
+  /** What names it in the address. */
+  readonly key: string;
+  readonly pinned: boolean;
+  /** Among all lanes, before any was pinned. */
+  readonly place: number;
   readonly stream: number;
   readonly thread: number;
   /** Nanoseconds from the left edge, ascending. */
@@ -26,6 +32,8 @@ export interface TimelineModel {
   readonly numSlices: number;
   /** Of a while in which every step was recorded. */
   readonly inFull: boolean;
+  /** The clocks of the nodes that the processes run on, by which their events were moved. */
+  readonly clocks: readonly NodeClock[];
 }
 
 export const EMPTY_MODEL: TimelineModel = {
@@ -35,6 +43,7 @@ export const EMPTY_MODEL: TimelineModel = {
   shares: { compute: 0, sync: 0, input: 0, idle: 0 },
   numSlices: 0,
   inFull: false,
+  clocks: [],
 };
 
 /** A step of one process, and the graph that it ran. */
@@ -42,32 +51,58 @@ export interface Traced {
   readonly trace: StepTrace;
   readonly document: GraphDocument;
   readonly name: string;
+  /** Of its node; null if that is not known. */
+  readonly clock?: NodeClock | null;
 }
 
-/** `shown`: the graph on the page, which selections are of. */
-export function buildTimeline(shown: GraphDocument, traced: readonly Traced[]): TimelineModel {
-  if (traced.length === 0) return EMPTY_MODEL;
+/** `shown`: the graph on the page, which selections are of. `pins`: keys of the lanes that stand first. */
+export function buildTimeline(
+  shown: GraphDocument,
+  given: readonly Traced[],
+  pins: readonly string[] = [],
+): TimelineModel {
+  if (given.length === 0) return EMPTY_MODEL;
+  const traced = given.map(onOneClock);
   const traces = traced.map(({ trace }) => trace);
   const steps = [...new Set(traces.map((trace) => trace.step))].sort((a, b) => a - b);
   // Trainers that sampled the same step share a clock axis; different steps are each drawn from their own start.
   const origin = traces.reduce((least, trace) => (trace.t0Ns < least ? trace.t0Ns : least), traces[0]?.t0Ns ?? 0n);
-  const lanes = traced.flatMap((one) => {
-    const shift = steps.length === 1 ? Number(one.trace.t0Ns - origin) : 0;
-    return lanesOf(one, shift, shownBy(one.document, shown));
-  });
+  const lanes = traced
+    .flatMap((one) => {
+      const shift = steps.length === 1 ? Number(one.trace.t0Ns - origin) : 0;
+      return lanesOf(one, shift, shownBy(one.document, shown));
+    })
+    .map((lane, place) => ({ ...lane, place }));
   const first = lanes.reduce((least, lane) => Math.min(least, lane.start[0] ?? least), Number.POSITIVE_INFINITY);
   for (const lane of lanes) {
     for (let i = 0; i < lane.start.length; i++) lane.start[i] = (lane.start[i] ?? 0) - first;
   }
   const spanNs = lanes.reduce((most, lane) => Math.max(most, endOf(lane)), 0);
-  return {
+  const model = {
     lanes,
     spanNs,
     steps,
     shares: sharesOf(lanes, spanNs),
     numSlices: lanes.reduce((sum, lane) => sum + lane.start.length, 0),
     inFull: traces.some((trace) => trace.inFull),
+    clocks: [...new Map(traced.flatMap(({ clock }) => (clock == null ? [] : [[clock.node, clock]]))).values()],
   };
+  return pinnedFirst(model, pins);
+}
+
+/** The events of a process by the server's clock. */
+function onOneClock(one: Traced): Traced {
+  if (one.clock == null) return one;
+  return { ...one, trace: { ...one.trace, t0Ns: one.trace.t0Ns - BigInt(Math.round(one.clock.offsetMs * 1e6)) } };
+}
+
+/** Pinned lanes in the order of their pins, then the others by process and thread. */
+export function pinnedFirst(model: TimelineModel, pins: readonly string[]): TimelineModel {
+  const rank = (lane: Lane) => (pins.includes(lane.key) ? pins.indexOf(lane.key) : pins.length);
+  const lanes = model.lanes
+    .map((lane) => ({ ...lane, pinned: pins.includes(lane.key) }))
+    .sort((a, b) => rank(a) - rank(b) || a.place - b.place);
+  return { ...model, lanes };
 }
 
 const nameIn = (op: GraphOp): string => `${op.name} ${op.replica}`;
@@ -89,7 +124,8 @@ function lanesOf({ trace, document, name }: Traced, shiftNs: number, shown: Int3
       duration[at] = trace.duration[row] ?? 0;
       op[at] = trace.op[row] ?? 0;
     }
-    return { label: `${name} · thread ${thread}`, stream: trace.stream, thread, start, duration, op, document, shown };
+    const [label, key] = [`${name} · thread ${thread}`, `${name}.${thread}`];
+    return { label, key, pinned: false, place: 0, stream: trace.stream, thread, start, duration, op, document, shown };
   });
 }
 

@@ -30,7 +30,9 @@ export function paintTimeline(ctx: CanvasRenderingContext2D, w: number, h: numbe
   let painted = 0;
   model.lanes.forEach((lane, index) => {
     const y = TOP + index * LANE_H;
-    ctx.fillStyle = palette.muted;
+    ctx.fillStyle = palette.accent;
+    if (lane.pinned) ctx.fillRect(6, y, 3, LANE_H - 5);
+    ctx.fillStyle = lane.pinned ? palette.text : palette.muted;
     ctx.font = `11px ${palette.sans}`;
     ctx.textAlign = "left";
     ctx.textBaseline = "alphabetic";

@@ -5,7 +5,8 @@ import { useEffect, useMemo, useRef } from "preact/hooks";
 import { integer, nanos, percent, plural } from "../format";
 import { bucketOf } from "../graph/group";
 import { Empty, Head } from "../parts/basics";
-import { setQuery } from "../router";
+import { setQuery, url } from "../router";
+import { clockText } from "../timeline/clocks";
 import type { TimelineController } from "../timeline/controller";
 import { longestSlices, type TimelineModel } from "../timeline/model";
 import type { JobParts } from "./job";
@@ -14,7 +15,12 @@ import { Record } from "./record";
 export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean }) {
   const { store, graph, timeline } = parts;
   useSignalEffect(() => {
+    const pins = pinned();
+    untracked(() => timeline.pin(pins));
+  });
+  useSignalEffect(() => {
     store.stepVersion.value;
+    store.nodes.value;
     store.shownDocument.value;
     store.history.chosen.value;
     untracked(() => timeline.refresh());
@@ -43,6 +49,7 @@ export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean 
         </Empty>
       ) : (
         <>
+          <Clocks model={model} />
           <TimelineCanvas parts={parts} wide={wide === true} />
           {wide !== true && <SliceTable model={model} />}
         </>
@@ -63,6 +70,28 @@ function describe(model: TimelineModel, evaluation: boolean): string {
   const { compute, sync, input, idle } = model.shares;
   const steps = model.steps.map((step) => integer(step)).join(", ");
   return `${evaluation ? "evaluation, " : ""}step ${steps}${model.inFull ? ", recorded in full" : ""} · ${nanos(model.spanNs)} · of ${plural(model.lanes.length, "thread")}' time: compute ${percent(compute)}, sync ${percent(sync)}, input ${percent(input)}, idle ${percent(idle)} · ${plural(model.numSlices, "event")}`;
+}
+
+/** By which the lanes of each node were moved onto one clock. */
+function Clocks({ model }: { model: TimelineModel }) {
+  if (model.clocks.length === 0) return null;
+  return (
+    <ul class="clocks muted" aria-label="Clocks of the nodes, against the server's" data-testid="clocks">
+      {model.clocks.map((clock) => (
+        <li key={clock.node}>{clockText(clock)}</li>
+      ))}
+    </ul>
+  );
+}
+
+/** Keys of the lanes that stand first, as the address has them. */
+const pinned = (): string[] => (url.value.searchParams.get("pin") ?? "").split(",").filter((key) => key !== "");
+
+function togglePin(key: string | null): void {
+  if (key === null) return;
+  const pins = pinned();
+  const next = pins.includes(key) ? pins.filter((one) => one !== key) : [...pins, key];
+  setQuery({ pin: next.length === 0 ? null : next.join(",") });
 }
 
 function Tools({ parts }: { parts: JobParts }) {
@@ -116,7 +145,7 @@ function TimelineCanvas({ parts, wide }: { parts: JobParts; wide: boolean }) {
         ref={canvas}
         tabIndex={0}
         role="application"
-        aria-label="Timeline of a sampled step: threads by time. W and S zoom, A and D pan, arrow keys move between slices, M marks one to measure from and to; drag with Shift measures."
+        aria-label="Timeline of a sampled step: threads by time. W and S zoom, A and D pan, arrow keys move between slices, M marks one to measure from and to; drag with Shift measures. P pins the lane of the marked slice to the top, as a click on its name does."
         data-testid="timeline"
         onKeyDown={(event) => onKey(event, timeline)}
       />
@@ -156,8 +185,13 @@ function onKey(event: TargetedKeyboardEvent<HTMLCanvasElement>, timeline: Timeli
   else if (event.key === "ArrowDown") timeline.stepSlice(0, 1);
   else if (event.key === "Enter") selectHovered(timeline);
   else if (event.key === "m") timeline.mark();
+  else if (event.key === "p") pinHovered(timeline);
   else return;
   event.preventDefault();
+}
+
+function pinHovered(timeline: TimelineController): void {
+  togglePin(timeline.model.value.lanes[timeline.hover.value?.lane ?? -1]?.key ?? null);
 }
 
 function selectHovered(timeline: TimelineController): void {
@@ -184,6 +218,9 @@ function listenToMouse(canvas: HTMLCanvasElement, timeline: TimelineController):
     pointermove: (event: PointerEvent) => {
       if (drag === null) {
         timeline.point(...at(event));
+        const isLabel = timeline.labelAt(...at(event)) !== null;
+        canvas.style.cursor = isLabel ? "pointer" : "";
+        canvas.title = isLabel ? "Click to pin this lane to the top, or to let it go" : "";
         return;
       }
       const dx = event.clientX - drag.x;
@@ -196,6 +233,11 @@ function listenToMouse(canvas: HTMLCanvasElement, timeline: TimelineController):
       const click = drag !== null && !drag.moved;
       drag = null;
       if (!click) return;
+      const label = timeline.labelAt(...at(event));
+      if (label !== null) {
+        togglePin(label);
+        return;
+      }
       timeline.point(...at(event));
       selectHovered(timeline);
     },
