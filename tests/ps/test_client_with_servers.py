@@ -130,6 +130,21 @@ def test_large_values_travel_whatever_memory_the_host_has(missing: tuple[str, ..
     assert not torch.equal(read, before)
 
 
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("num_ids", [1, 2])
+def test_few_ids_of_narrow_tables_are_looked_up(width: int, num_ids: int) -> None:
+    storage = TorchStorage({"t": (9, width)})
+    ids = torch.tensor([3, 7])[:num_ids]
+    with ParameterServer(ServerSettings("127.0.0.1:0", 0, 1, "sync"), storage) as server:
+        server.start()
+        client = client_of([f"127.0.0.1:{server.port}"])
+        for _ in range(3):  # the first lookup goes by another way than those after it
+            out = torch.full((num_ids, width), -1.0)
+            client.prefetch("t", ["t"], [0], [9], ids, out)
+            assert torch.equal(out, storage.values["t"][ids])
+        client.close()
+
+
 def test_servers_end_when_all_trainers_have_closed(pair: Pair) -> None:
     with ThreadPoolExecutor(2) as pool:
         clients = list(pool.map(lambda trainer: client_of(pair.endpoints, trainer, 2), range(2)))

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ps.wire import ALIGNMENT, ITEM_SIZES, KINDS, Message, WireError, WireTensor, decode, encode
+from penstock.ps.wire import ALIGNMENT, ITEM_SIZES, KINDS, Message, WireError, WireTensor, bytes_of, decode, encode
 
 SENDER: dict[str, Any] = {"job": "j", "trainer": 1, "epoch": 0}
 
@@ -42,6 +43,19 @@ def test_what_goes_in_comes_out(dtype: str, shapes: list[list[int]]) -> None:
         got = np.frombuffer(tensor.data, dtype=tensor.dtype).reshape(tensor.shape)
         assert got.dtype == array.dtype
         assert np.array_equal(got, array)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2, 1), (0,), (0, 3)], ids=str)
+def test_the_bytes_of_a_tensor_are_its_own(shape: tuple[int, ...]) -> None:
+    tensor = torch.zeros(shape)
+    bytes_of(tensor)[:] = bytes_of(torch.ones(shape))
+    assert torch.equal(tensor, torch.ones(shape))
+
+
+def test_the_bytes_of_one_element_of_any_stride_are_its_own() -> None:
+    tensor = torch.arange(10.0)
+    bytes_of(tensor[::3][1:2])[:] = 0
+    assert tensor.tolist() == [0, 1, 2, 0, 4, 5, 6, 7, 8, 9]
 
 
 def test_tensors_are_views_at_multiples_of_the_alignment() -> None:

@@ -258,7 +258,7 @@ def bytes_of(tensor: torch.Tensor) -> Any:
     flat = tensor.detach().reshape(-1)
     if flat.numel() < 2:
         # Torch takes any stride of no or one element for contiguous, but does not view it as bytes (numpy's empty: 0).
-        flat = flat.clone(memory_format=torch.contiguous_format)
+        flat = flat.as_strided((flat.numel(),), (1,))
     return flat.view(torch.uint8).numpy()
 
 
