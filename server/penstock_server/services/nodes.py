@@ -82,7 +82,7 @@ class Nodes:
             row = await session.get(NodeRow, node_id)
             if row is None:
                 raise NotFound("node", node_id)
-            return (await node_views(session, [row]))[0]
+            return (await node_views(session, [row], self._agents))[0]
 
     async def want(self, node_id: str, wanted: str, *, tag: str | None = None) -> api.Node:
         """Cordon, uncordon ('run') or drain a node. An away node takes it up when it comes back.
