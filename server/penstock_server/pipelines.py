@@ -304,7 +304,7 @@ class Publisher:
         while piece := list(itertools.islice(job_ids, PIECE)):
             async with self._showing, self._db.read() as session:
                 rows = (await session.execute(select(JobRow).where(JobRow.id.in_(piece)))).scalars().all()
-                for view in await job_views(session, rows, self._live):
+                for view in await job_views(session, rows, self._live, self._clock.now()):
                     publish(view.model_dump(mode="json"))
             job_ids.difference_update(piece)
 

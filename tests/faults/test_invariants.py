@@ -155,6 +155,7 @@ BREACHES: dict[str, tuple[str, Callable[[], History]]] = {
     "a restart is not charged": ("I10", lambda: with_job(restarts=0)),
     "a preemption is charged": ("I10", lambda: recovered(reason="preempted")),
     "the budget is passed": ("I10", lambda: with_job(max_restarts=0)),
+    "the budget of a window is passed": ("I10", lambda: with_job(max_restarts=0, window_s=10.0)),
     "a submission is not audited": ("I11", lambda: replace(SOUND, audited=frozenset({"n"}))),
     "a join is not audited": ("I11", lambda: replace(SOUND, audited=frozenset({"j"}))),
     "a node is unreachable for ever": ("I12", lambda: plus(*moved(25, "node", "n", "READY", "UNREACHABLE"))),

@@ -58,6 +58,7 @@ def _job(row: JobRow) -> JobRecord:
         size=sum(row.spec.get(role, {}).get("count", 0) for role in roles),
         why=row.why,
         is_managed=row.kind == "managed",
+        window_s=row.spec.get("restart", {}).get("window_s"),
     )
 
 

@@ -25,7 +25,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job as its row has it at the end. `size`: replicas of an attempt."""
+    """A job as its row has it at the end. `size`: replicas of an attempt; `window_s`: in which restarts count."""
 
     id: str
     state: str
@@ -36,6 +36,7 @@ class JobRecord:
     size: int
     why: str
     is_managed: bool = True
+    window_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ the audit log.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
 
@@ -152,7 +152,7 @@ def states_are_folds(history: History) -> Iterator[Violation]:
 
 def restarts_are_charged_rightly(history: History) -> Iterator[Violation]:
     """I10."""
-    charged: Counter[str] = Counter()
+    charged: dict[str, list[float]] = defaultdict(list)
     attempt: Counter[str] = Counter()
     started: set[tuple[str, int]] = set()
     replicas = {one.id: one for one in history.replicas}
@@ -160,21 +160,36 @@ def restarts_are_charged_rightly(history: History) -> Iterator[Violation]:
         if event.kind == "replica":
             replica = replicas[event.subject]
             attempt[replica.job_id] = max(attempt[replica.job_id], replica.attempt)
-            charged[replica.job_id] += event.before is None and event.reason == "replaces"
+            if event.before is None and event.reason == "replaces":
+                charged[replica.job_id].append(event.at)
             if event.after == ReplicaState.RUNNING:
                 started.add((replica.job_id, replica.attempt))
         elif event.kind == "job" and event.after == JobState.RECOVERING:
             free = (event.subject, attempt[event.subject]) not in started and event.reason == StopReason.NODE_LOST
-            charged[event.subject] += event.reason != StopReason.PREEMPTED and not free
+            if event.reason != StopReason.PREEMPTED and not free:
+                charged[event.subject].append(event.at)
     for job in history.jobs:
         yield from _charges_of(job, charged[job.id])
 
 
-def _charges_of(job: JobRecord, expected: int) -> Iterator[Violation]:
-    if job.restarts != expected:
-        yield Violation("I10", job.id, f"was charged {job.restarts} restarts; its events have {expected}")
-    if job.restarts > job.max_restarts:
-        yield Violation("I10", job.id, f"was charged {job.restarts} restarts of {job.max_restarts}")
+def _charges_of(job: JobRecord, charged: Sequence[float]) -> Iterator[Violation]:
+    """`charged`: when the events have a restart, oldest first."""
+    if job.restarts != len(charged):
+        yield Violation("I10", job.id, f"was charged {job.restarts} restarts; its events have {len(charged)}")
+    most = _most_in_window(charged, job.window_s)
+    if most > job.max_restarts:
+        within = "" if job.window_s is None else f" within {job.window_s:g} s"
+        yield Violation("I10", job.id, f"was charged {most} restarts of {job.max_restarts}{within}")
+
+
+def _most_in_window(charged: Sequence[float], window_s: float | None) -> int:
+    """What has left the window at one restart stays out of it, whatever the clock is set to later."""
+    counted: list[float] = []
+    most = 0
+    for at in charged:
+        counted = [*(one for one in counted if window_s is None or one > at - window_s), at]
+        most = max(most, len(counted))
+    return most
 
 
 def requests_are_audited(history: History) -> Iterator[Violation]:

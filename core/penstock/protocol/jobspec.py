@@ -98,9 +98,14 @@ class Restart(Strict):
 
     `on`: "infra", faults of machines: a lost node, a full disk, a killed process guard; "user": the script's own;
     "hang": no trainer has ended a step for 8 times their median and 60 s. Without that, a hang is only reported.
+    A preempted attempt, and a job for which there is no capacity, take no restart.
     """
 
     max_restarts: int = Field(3, ge=0, le=1000)
+    window_s: float | None = Field(
+        None, ge=1, le=366 * 86400,
+        description="seconds after which a restart counts against max_restarts no more; default: it always counts",
+    )  # fmt: skip
     on: list[RetryClass] = ["infra"]
 
 

@@ -82,7 +82,7 @@ class Job(Answer):
     epoch: int
     attempt: int
     restarts: int = Field(description="processes and attempts that were started again so far")
-    restarts_left: int = Field(description="of the job's restart.max_restarts")
+    restarts_left: int = Field(description="of the job's restart.max_restarts, in its restart.window_s")
     next_attempt_at: Timestamp | None = Field(description="before this a job that recovers is not placed again")
     created_at: Timestamp
     started_at: Timestamp | None

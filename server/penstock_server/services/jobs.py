@@ -82,7 +82,7 @@ class Jobs:
     async def get(self, job_id: str) -> api.Job:
         """Return a job. Raises NotFound."""
         async with self._db.read() as session:
-            return (await job_views(session, [await job_row(session, job_id)], self._live))[0]
+            return (await job_views(session, [await job_row(session, job_id)], self._live, self._clock.now()))[0]
 
     async def project_of(self, job_id: str) -> str:
         """Return the project of a job. Raises NotFound."""
@@ -118,7 +118,7 @@ class Jobs:
             statement = statement.where(JobRow.id < after)
         async with self._db.read() as session:
             rows = (await session.execute(statement)).scalars().all()
-            items = await job_views(session, rows[:size], self._live)
+            items = await job_views(session, rows[:size], self._live, self._clock.now())
         return api.Page(items=items, next_page_token=to_token(rows[size - 1].id) if len(rows) > size else None)
 
     def _named(self, start: str) -> ColumnElement[bool]:
@@ -146,7 +146,8 @@ class Jobs:
         for start in range(0, len(ids), PIECE):
             piece = select(JobRow).where(JobRow.id.in_(ids[start : start + PIECE])).order_by(JobRow.id.desc())
             async with self._db.read() as session:  # not held while the caller works
-                views = await job_views(session, (await session.execute(piece)).scalars().all(), self._live)
+                rows = (await session.execute(piece)).scalars().all()
+                views = await job_views(session, rows, self._live, self._clock.now())
             for view in views:
                 yield view
 
@@ -273,6 +274,7 @@ class Jobs:
             epoch=0,
             attempt=0,
             restarts=0,
+            restarted_at=[],
         )
         tx.subject = row.id
         created(tx, row, at=now)

@@ -63,6 +63,7 @@ class ReplicaFacts:
 class JobFacts:
     """What is known of a job. `replicas`: those of the current attempt, of a role and index the newest.
 
+    `restarts`: those that count against `max_restarts` now; `window_s`: for how long each does, None: always.
     `has_started`: whether any process of the attempt has, also one in whose place there is another.
     """
 
@@ -76,6 +77,7 @@ class JobFacts:
     replicas: tuple[ReplicaFacts, ...]
     has_pservers: bool = False
     has_started: bool = False
+    window_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def decide(job: JobFacts) -> Step | Replace | None:
 def hung(job: JobFacts, why: str) -> Step:
     """Return what follows for a job whose attempt hangs and is not to be waited for."""
     if job.restarts < job.max_restarts:
-        why = f"{why}; restart {job.restarts + 1} of {job.max_restarts} follows"
+        why = f"{why}; {_next_restart(job)} follows"
         return Step(JobState.RECOVERING, StopReason.HANG, why, is_restart=True)
     return Step(JobState.STOPPING, StopReason.HANG, why)
 
@@ -230,16 +232,21 @@ def _is_crash(failure: _Failure) -> bool:
 def _fail(job: JobFacts, failure: _Failure) -> Step | Replace:
     why = sentence(failure.replica)
     if _is_replaceable(job, failure):
-        return Replace(failure.replica, f"{why}; it is started again: restart {job.restarts + 1} of {job.max_restarts}")
+        return Replace(failure.replica, f"{why}; it is started again: {_next_restart(job)}")
     if failure.reason is StopReason.PREEMPTED:
         return Step(JobState.RECOVERING, failure.reason, f"{why}; it is placed again")
     if failure.reason is StopReason.NODE_LOST and not job.has_started:
         return Step(JobState.RECOVERING, failure.reason, f"{why}; nothing had started, so it is placed again")
     culprit = None if failure.reason is StopReason.START_FAILED else failure.replica.id
     if failure.retry_class in job.restart_on and job.restarts < job.max_restarts:
-        why = f"{why}; restart {job.restarts + 1} of {job.max_restarts} follows"
+        why = f"{why}; {_next_restart(job)} follows"
         return Step(JobState.RECOVERING, failure.reason, why, culprit, is_restart=True)
     return Step(JobState.STOPPING, failure.reason, why, culprit)
+
+
+def _next_restart(job: JobFacts) -> str:
+    within = "" if job.window_s is None else f" within {job.window_s:g} s"
+    return f"restart {job.restarts + 1} of {job.max_restarts}{within}"
 
 
 def _is_replaceable(job: JobFacts, failure: _Failure) -> bool:

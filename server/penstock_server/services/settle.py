@@ -9,6 +9,7 @@ from sqlalchemy import select
 
 from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.db import Tx, next_numbers
+from penstock_server.services import budget
 from penstock_server.services.backoff import LONGEST_OF_ATTEMPTS, Span, starts_at
 from penstock_server.services.lifecycle import JobFacts, Replace, ReplicaFacts, Step, decide, hung, watching
 from penstock_server.services.transitions import created, transition
@@ -35,7 +36,7 @@ async def settle(tx: Tx, job: JobRow, *, at: datetime, tail: LogTail, grace_s: f
     """Bring the job's state up to date with its replicas, and its `why` with both."""
     replicas, names = await _replicas_and_nodes(tx, job)
     while True:
-        facts = _facts(job, replicas, names)
+        facts = _facts(job, replicas, names, at)
         step = decide(facts)
         if step is None:
             break
@@ -53,14 +54,15 @@ async def settle(tx: Tx, job: JobRow, *, at: datetime, tail: LogTail, grace_s: f
 async def end_hung(tx: Tx, job: JobRow, *, at: datetime, tail: LogTail) -> None:
     """End the attempt of a job that hangs, whose `why` says so; another follows if restarts are left."""
     replicas = await replicas_of(tx, job)
-    await _apply(tx, job, hung(_facts(job, replicas, {}), job.why), at=at, tail=tail)
+    await _apply(tx, job, hung(_facts(job, replicas, {}, at), job.why), at=at, tail=tail)
     tx.effects.nodes.update(r.node_id for r in replicas if r.node_id is not None)
 
 
 async def _apply(tx: Tx, job: JobRow, step: Step, *, at: datetime, tail: LogTail) -> None:
     why = step.why
     if step.to is JobState.RECOVERING:
-        job.restarts += step.is_restart
+        if step.is_restart:
+            _charge(job, at)
         why += await _pause(tx, job, at)
     transition(tx, job, step.to, at=at, reason=step.reason, detail=why)
     job.why = why
@@ -80,7 +82,7 @@ async def _replace(tx: Tx, job: JobRow, step: Replace, replicas: Sequence[Replic
     nothing, and requests to it name the epoch of the trainer.
     """
     former = next(row for row in replicas if row.id == step.replica.id)
-    job.restarts += 1
+    _charge(job, at)
     if former.role == "trainer":
         job.epoch += 1
     row = ReplicaRow(
@@ -91,6 +93,12 @@ async def _replace(tx: Tx, job: JobRow, step: Replace, replicas: Sequence[Replic
         memory_bytes=former.memory_bytes, created_at=at, state_at=at, reason="",
     )  # fmt: skip
     created(tx, row, at=at, reason="replaces", detail=step.why)
+
+
+def _charge(job: JobRow, at: datetime) -> None:
+    """Take one of the job's restarts."""
+    job.restarts += 1
+    job.restarted_at = budget.charged(job.restarted_at, job.spec.get("restart", {}).get("window_s"), at)
 
 
 async def _pause(tx: Tx, job: JobRow, at: datetime) -> str:
@@ -125,15 +133,17 @@ async def _replicas_and_nodes(tx: Tx, job: JobRow) -> tuple[Sequence[ReplicaRow]
     return [row for row, _ in found], {row.node_id: name for row, name in found if row.node_id is not None}
 
 
-def _facts(job: JobRow, replicas: Sequence[ReplicaRow], names: dict[str, str]) -> JobFacts:
+def _facts(job: JobRow, replicas: Sequence[ReplicaRow], names: dict[str, str], at: datetime) -> JobFacts:
     restart = job.spec.get("restart", {})
+    window_s = restart.get("window_s")
     return JobFacts(
         state=JobState(job.state),
         attached=job.kind == "attached",
         reason=job.reason,
         detail=job.reason_detail,
-        restarts=job.restarts,
+        restarts=budget.taken(job.restarts, job.restarted_at, window_s, at),
         max_restarts=restart.get("max_restarts", 0),
+        window_s=window_s,
         restart_on=frozenset(restart.get("on", ())),
         replicas=tuple(_replica_facts(r, names) for r in _counted(job, replicas)),
         has_pservers=job.spec.get("mode") == "pserver",

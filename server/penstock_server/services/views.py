@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,6 +18,7 @@ from penstock.protocol.states import LIVE_REPLICA, JobState
 from penstock_server.auth.principal import Principal
 from penstock_server.schemas import api
 from penstock_server.secrecy import SEES_ENV
+from penstock_server.services import budget
 from penstock_server.streams.agents import Agents
 from penstock_server.streams.live import Live, LiveJob
 from penstock_server.tables import EventRow, JobRow, NodeRow, ReplicaRow
@@ -37,8 +39,8 @@ def event_view(row: EventRow) -> api.Event:
     return api.Event.model_validate({**columns(api.Event, row), "from": row.from_state, "to": row.to_state})
 
 
-async def job_views(session: AsyncSession, rows: Sequence[JobRow], live: Live) -> list[api.Job]:
-    """Show jobs with the replicas of their current attempts. One query for all replicas."""
+async def job_views(session: AsyncSession, rows: Sequence[JobRow], live: Live, at: datetime) -> list[api.Job]:
+    """Show jobs, as they are at `at`, with the replicas of their current attempts. One query for all replicas."""
     placed = [row.id for row in rows if row.attempt]
     found: dict[str, list[ReplicaRow]] = defaultdict(list)
     statement = (
@@ -49,12 +51,12 @@ async def job_views(session: AsyncSession, rows: Sequence[JobRow], live: Live) -
     )
     for replica in (await session.execute(statement)).scalars() if placed else ():
         found[replica.job_id].append(replica)
-    return [_job_view(row, found[row.id], live.get(row.id)) for row in rows]
+    return [_job_view(row, found[row.id], live.get(row.id), at) for row in rows]
 
 
 def new_job_view(row: JobRow) -> api.Job:
     """Show a job that was made just now: it has no replicas and no figures."""
-    return _job_view(row, [], None)
+    return _job_view(row, [], None, row.created_at)
 
 
 async def node_views(session: AsyncSession, rows: Iterable[NodeRow], agents: Agents) -> list[api.Node]:
@@ -93,7 +95,7 @@ def for_reader(job: api.Job, asker: Principal) -> api.Job:
     return job.model_copy(update={"spec": job.spec.model_copy(update={"env": dict.fromkeys(job.spec.env, MASK)})})
 
 
-def _job_view(row: JobRow, replicas: Sequence[ReplicaRow], now: LiveJob | None) -> api.Job:
+def _job_view(row: JobRow, replicas: Sequence[ReplicaRow], now: LiveJob | None, at: datetime) -> api.Job:
     # What looks like a secret is not given back, even to who sent it: it is for the job alone.
     env = {name: MASK if is_secret(name, value) else value for name, value in row.spec.get("env", {}).items()}
     progress = now.progress if now is not None and now.progress is not None else row.progress
@@ -102,7 +104,7 @@ def _job_view(row: JobRow, replicas: Sequence[ReplicaRow], now: LiveJob | None) 
         {
             **columns(api.Job, row),
             "spec": {**row.spec, "env": env},
-            "restarts_left": max(0, row.spec.get("restart", {}).get("max_restarts", 0) - row.restarts),
+            "restarts_left": _restarts_left(row, at),
             "next_attempt_at": row.next_attempt_at if row.state == JobState.RECOVERING else None,
             "progress": progress,
             "eta_s": None if ended else (now.eta_s if now is not None else row.eta_s),
@@ -110,3 +112,9 @@ def _job_view(row: JobRow, replicas: Sequence[ReplicaRow], now: LiveJob | None) 
             "replicas": [replica_view(r) for r in replicas],
         }
     )
+
+
+def _restarts_left(row: JobRow, at: datetime) -> int:
+    restart = row.spec.get("restart", {})
+    taken = budget.taken(row.restarts, row.restarted_at, restart.get("window_s"), at)
+    return max(0, int(restart.get("max_restarts", 0)) - taken)
