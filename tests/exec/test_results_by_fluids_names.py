@@ -141,6 +141,22 @@ def test_a_result_of_two_layers_of_one_name_is_refused() -> None:
     assert len(exe.run(main, feed, towers, scope=scope)) == 2
 
 
+def test_a_layer_that_shares_a_name_takes_none_of_the_others() -> None:
+    main, startup, exe = fluid.Program(), fluid.Program(), fluid.Executor()
+    with fluid.unique_name.guard(), fluid.program_guard(main, startup):
+        x = fluid.data("x", [None, 4])
+        hidden = L.fc(x, 3, bias_attr=False, name="f")
+        L.dropout(hidden, 0.5, name="f")
+        image = fluid.data("image", [None, 1, 4, 4])
+        L.pool2d(L.conv2d(image, 2, 3, name="c"), 2, name="c")
+    exe.run(startup)
+    feed = {"x": FEED["x"], "image": FEED["image"]}
+    by_name, by_variable = exe.run(main, feed, ["f.tmp_0", hidden])
+    assert np.array_equal(by_name, by_variable)
+    with pytest.raises(FetchError):
+        exe.run(main, feed, ["c.tmp_0"])  # in Fluid the product, which is no variable here; never the pooling
+
+
 def test_blocks_know_results_by_the_names_of_fluid() -> None:
     main = fluid.Program()
     with fluid.program_guard(main, fluid.Program()):

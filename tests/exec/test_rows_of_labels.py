@@ -119,6 +119,28 @@ def test_smoothed_labels_that_meet_other_rows_keep_theirs() -> None:
         assert [str(v.desc.shape[0]) for v in (y, z, doubled)] == ["s0"] * 3
 
 
+def test_smoothed_labels_are_found_by_their_names_again() -> None:
+    main, startup, exe = fluid.Program(), fluid.Program(), fluid.Executor(fluid.CPUPlace())
+    with fluid.unique_name.guard(), fluid.program_guard(main, startup):
+        x, y = fluid.data("x", [None, STEPS], "int64"), fluid.data("y", [None, 1], "int64")
+        scores = L.reshape(L.embedding(x, [WORDS, WORDS]), [-1, WORDS])
+        smoothed = L.label_smooth(L.one_hot(y, WORDS), epsilon=0.1)
+        L.softmax_with_cross_entropy(scores, smoothed, soft_label=True)
+    exe.run(startup)
+    feed = {name: batch(2)[name] for name in ("x", "y")}
+    by_name, by_variable = exe.run(main, feed, ["label_smooth_0.tmp_0", smoothed])
+    assert by_name.shape == (2 * STEPS, WORDS)
+    assert np.array_equal(by_name, by_variable)
+
+
+def test_labels_that_a_layer_drew_numbers_for_keep_their_rows() -> None:
+    def dropped(x: Any, y: Any, weight: Any) -> None:
+        L.dropout(weight, 0.5)
+
+    with pytest.raises(PenstockError, match="rows"):
+        Model(STEPS, given=dropped)
+
+
 def test_replicas_share_samples_with_all_their_labels() -> None:
     model = Model(STEPS, num_replicas=2)
     feed = batch(5)

@@ -66,8 +66,13 @@ def _register(made: Any, kind: str, prefix: str | None, numbers: Sequence[int]) 
     if not values or (not prefix and re.fullmatch(rf"{kind}_\d+\.tmp_0", values[0].name)):
         return  # the operator has the layer's name
     layer = prefix or values[0].program.unique(kind)
+    registered = recording_of(values[0].program).results
+    is_shared = prefix is not None and any(name.startswith(f"{prefix}.tmp_") for name in registered)
     for number, value in zip(numbers or range(len(values)), values, strict=False):
-        if value.name != f"{layer}.tmp_{number}":
+        name = f"{layer}.tmp_{number}"
+        if is_shared:  # with a layer before it, whose temporaries Fluid counts too
+            registered.setdefault(name, None)
+        elif value.name != name:
             result(value, layer, number)
 
 

@@ -49,13 +49,13 @@ def multiplied(recording: Recording, rows: Mapping[str, Expr]) -> Iterator[None]
     """Give inputs other rows within the block, and from then on if it succeeds."""
     before = {name: (recording.handles[name].fake, recording.program.variables[name]) for name in rows}
     readers = {name: Readers(recording, readers_of(recording, name) or []) for name in rows}
-    for name, size in rows.items():
-        fake, described = before[name]
-        sizes = [recording.symbols.size(size), *fake.shape[1:]]
-        made = empty_fake(sizes, None, fake.dtype).requires_grad_(fake.requires_grad)
-        recording.declare_again(made, replace(described, shape=(size, *described.shape[1:])))
-        readers[name].again(size)
     try:
+        for name, size in rows.items():
+            fake, described = before[name]
+            sizes = [recording.symbols.size(size), *fake.shape[1:]]
+            made = empty_fake(sizes, None, fake.dtype).requires_grad_(fake.requires_grad)
+            recording.declare_again(made, replace(described, shape=(size, *described.shape[1:])))
+            readers[name].again(size)
         yield
     except BaseException:
         for fake, described in before.values():

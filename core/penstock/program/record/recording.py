@@ -120,7 +120,7 @@ class Recording:
 
     def state(self) -> tuple[list[dict[Any, Any]], list[SparseLookup]]:
         """What grows with each call: mappings, and the lookups. For undoing a call that failed."""
-        own: list[dict[Any, Any]] = [self.handles, self.attributes, self.origins]
+        own: list[dict[Any, Any]] = [self.handles, self.attributes, self.origins, self.results]
         return [*own, self._names, self._storages, self._captured], self.lookups
 
     def named_by_fluid(self, name: str) -> str:
@@ -259,6 +259,8 @@ class Recording:
 
     def declare_again(self, tensor: torch.Tensor, var: VarDesc) -> None:
         """Let a tensor of other sizes stand for an input, or for what was made of it alone."""
+        of_layers = [key for key, value in self.results.items() if value is not None and self._stands_for(value, var)]
+        self.results.update(dict.fromkeys(of_layers, tensor))
         self._names = {key: entry for key, entry in self._names.items() if entry[1] != var.name}
         self._storages = {key: entry for key, entry in self._storages.items() if entry[1] != var.name}
         self.program.variables[var.name] = var
@@ -266,6 +268,9 @@ class Recording:
         self.adopt(tensor, var)
         if var.name in self.handles:
             self.handles[var.name].fake = tensor
+
+    def _stands_for(self, tensor: torch.Tensor, var: VarDesc) -> bool:
+        return self.is_named(tensor) and self.name_of(tensor) == var.name
 
     def rename(self, old: str, new: str) -> None:
         """Let every tensor, storage and handle of `old` stand for `new`."""

@@ -14,7 +14,7 @@ from penstock.program.ir import Operator, Role, VarDesc
 from penstock.program.kernels import concrete, resolve
 from penstock.program.program import Program
 from penstock.program.record.dispatch import results_of
-from penstock.program.record.recording import Recording
+from penstock.program.record.recording import RNG, Recording
 from penstock.program.record.substitution import of_operator, of_sizes
 from penstock.program.sequences import batch_symbol
 
@@ -36,7 +36,7 @@ def readers_of(recording: Recording, name: str) -> list[Operator] | None:
     """Return the operators that depend on an input, in order; None if one could not be run again for it alone.
 
     It does not work row by row (a sum over all rows is of the rows that there were), reads other values with the
-    batch's rows, changes one in place, has a block, or is differentiated.
+    batch's rows, changes one in place, has a block, is differentiated, or draws numbers, by the rows that there were.
     """
     program, made, found = recording.program, {name}, list[Operator]()
     batch = sym(batch_symbol(program))
@@ -47,7 +47,7 @@ def readers_of(recording: Recording, name: str) -> list[Operator] | None:
         alone = not any(var.persistable or _has_batch(program, var) for var in others)
         results = op.output_names()
         by_rows = all(program.variables[one].shape[:1] == (batch,) for one in results)
-        if not alone or not by_rows or op.writes or op._blocks or op.role != Role.FORWARD:
+        if RNG in op.input_names() or not alone or not by_rows or op.writes or op._blocks or op.role != Role.FORWARD:
             return None
         made.update(results)
         found.append(op)
