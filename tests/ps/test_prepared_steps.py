@@ -223,6 +223,27 @@ def test_steps_wait_for_those_that_have_blocks_locked(start: Start) -> None:
         waiting.result(60)
 
 
+def test_what_is_staged_while_python_prepares_is_not_overtaken(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = start("async")
+    for seed in range(4):
+        step(job, seed)
+    server, before = job.servers[0], num_native(job)
+    state, machine = server._state, server._dispatcher.machine
+    standing = machine.standing
+
+    def staged_meanwhile() -> Any:
+        found = standing()
+        monkeypatch.setattr(type(state), "can_prepare", property(lambda _: False))
+        state.prepared.withdraw()
+        return found
+
+    monkeypatch.setattr(machine, "standing", staged_meanwhile)
+    with server._dispatcher.frozen():
+        pass
+    step(job, 4)
+    assert num_native(job) == before
+
+
 def test_trainers_that_leave_and_join_between_prepared_rounds(start: Start) -> None:
     found = []
     for natively in (False, True):

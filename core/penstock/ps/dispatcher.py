@@ -86,6 +86,9 @@ class Dispatcher:
             finally:
                 may = prepared.native is not None and not self._stopped and state.can_prepare
                 prepared.prepare(self.machine.standing() if may else None)
+                if may and not state.can_prepare:
+                    # A push was staged meanwhile. Who stages withdraws after it, and that may have been before `prepare`.
+                    prepared.prepare(None)
 
     def check_prepared(self) -> None:
         """End the server if an update by native code has failed. Raises what `stop` decides."""

@@ -20,6 +20,15 @@ std::int64_t bytes_of_values(const std::vector<Gradient>& gradients) {
   return sum;
 }
 
+// Figures of what was done already: without memory for them it stays done.
+template <typename Note>
+void note_figures(Note&& note) {
+  try {
+    note();
+  } catch (const std::exception&) {
+  }
+}
+
 const Gradient& of_block(const std::vector<Gradient>& gradients, std::uint32_t block) {
   return *std::find_if(gradients.begin(), gradients.end(),
                        [&](const Gradient& one) { return std::get<0>(one) == block; });
@@ -120,6 +129,10 @@ bool Prepared::handle(const Request& request, Answers& answers) {
     return sync_ ? in_round(request, answers) : alone(request, answers);
   } catch (const Malformed&) {
     return false;  // Python finds it too, and refuses
+  } catch (const Unavailable&) {
+    throw;
+  } catch (const std::exception& error) {  // no memory
+    throw Unavailable(error.what());
   }
 }
 
@@ -176,40 +189,40 @@ bool Prepared::in_round(const Request& request, Answers& answers) {
   return true;
 }
 
-// All steps of the round are here. Afterwards they are applied, with a reader each, or left to Python.
+// All steps of the round are here. Afterwards they are applied, with a reader each, or left to Python, whatever fails.
 void Prepared::close(Lock& held) {
-  std::vector<Step*> steps;
-  std::vector<std::int64_t> trainers;
-  for (auto& [trainer, step] : std::exchange(here_, {})) {  // in the order of trainers
-    step->state = Step::State::kClosing;
-    steps.push_back(step);
-    trainers.push_back(trainer);
-  }
-  const Update* update = update_of(steps[0]->gradients);
-  std::int64_t size = 0;
-  for (const Step* step : steps) {
-    if (update_of(step->gradients) != update) update = nullptr;
-    size += bytes_of_values(step->gradients);
-  }
+  const std::map<std::int64_t, Step*> steps = std::exchange(here_, {});  // in the order of trainers
+  for (const auto& [trainer, step] : steps) step->state = Step::State::kClosing;
+  const Update* update = nullptr;
   bool well = false;
-  if (update != nullptr && size < kLarge) {
-    well = run(held, *update, [&](std::vector<at::Tensor>& fed) {
-      const at::NoGradGuard no_grad;
-      for (std::size_t i = 0; i < update->blocks.size(); ++i) {
-        std::vector<const Gradient*> parts;
-        for (const Step* step : steps) parts.push_back(&of_block(step->gradients, update->blocks[i]));
-        add_mean(parts, update->with_rows[i], fed);
-      }
-    });
+  try {
+    update = update_of(steps.begin()->second->gradients);
+    std::int64_t size = 0;
+    for (const auto& [trainer, step] : steps) {
+      if (update_of(step->gradients) != update) update = nullptr;
+      size += bytes_of_values(step->gradients);
+    }
+    if (update != nullptr && size < kLarge) {
+      well = run(held, *update, [&](std::vector<at::Tensor>& fed) {
+        const at::NoGradGuard no_grad;
+        for (std::size_t i = 0; i < update->blocks.size(); ++i) {
+          std::vector<const Gradient*> parts;
+          for (const auto& [trainer, step] : steps) parts.push_back(&of_block(step->gradients, update->blocks[i]));
+          add_mean(parts, update->with_rows[i], fed);
+        }
+      });
+    }
+  } catch (const std::exception&) {  // no memory, before the update: Python tries
   }
   if (well) {
     ++now_.round;
     ++num_steps_;
     num_readers_ += static_cast<int>(steps.size());
-    for (const std::int64_t trainer : trainers) traffic_->merged(trainer, update->blocks);
   }
-  for (Step* step : steps) step->state = well ? Step::State::kApplied : Step::State::kLeft;
+  for (const auto& [trainer, step] : steps) step->state = well ? Step::State::kApplied : Step::State::kLeft;
   changed_.notify_all();
+  if (!well) return;
+  for (const auto& [trainer, step] : steps) note_figures([&, of = trainer] { traffic_->merged(of, update->blocks); });
 }
 
 // Waits for readers, then updates without the lock. False: it has failed, and blocks may be half done.
@@ -278,9 +291,11 @@ void Prepared::note_push(PreparedMember& member, std::uint32_t block, std::int64
   ++member.read[block];  // its own update does not make its view older
   member.pushed[block] = number;
   member.seen_at = now_s();
-  ++now_.staleness[behind];
-  traffic_->stale(member.trainer, block, behind);
   has_passed_ = true;
+  note_figures([&] {
+    ++now_.staleness[behind];
+    traffic_->stale(member.trainer, block, behind);
+  });
 }
 
 void Prepared::note_read(PreparedMember& member) {
