@@ -136,7 +136,7 @@ def test_prepared_steps_train_as_python_does_to_the_bit(start: Start, mode: PsMo
     assert found[0] == found[1]
 
 
-def test_rounds_of_two_trainers_are_merged_as_python_does_to_the_bit(start: Start) -> None:
+def test_rounds_of_two_trainers_are_as_in_python_to_the_bit(start: Start) -> None:
     found = []
     for natively in (False, True):
         job = start("sync", num_trainers=2, natively=natively)
@@ -147,7 +147,7 @@ def test_rounds_of_two_trainers_are_merged_as_python_does_to_the_bit(start: Star
     assert found[0] == found[1]
 
 
-def test_pushes_of_two_trainers_without_rounds_are_as_stale_as_in_python(start: Start) -> None:
+def test_pushes_without_rounds_are_as_stale_as_in_python(start: Start) -> None:
     found = []
     for natively in (False, True):
         job = start("async", num_trainers=2, natively=natively)

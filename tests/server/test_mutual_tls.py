@@ -150,7 +150,7 @@ def test_a_certificate_that_is_not_valid_is_refused(site: Site, wrong: dict[str,
     assert "has expired, or is not of the authority of its --tls-client-ca: look at 'openssl x509" in said
 
 
-def test_a_stolen_node_token_opens_nothing_without_the_certificate(site: Site) -> None:
+def test_a_stolen_node_token_is_of_no_use_without_certificate(site: Site) -> None:
     own, others = site.certificate("n6"), site.certificate("n7")
     with site.client(own) as client:
         node = {"join_token": client.join_token()["token"], "name": "n6", "host": "h", "cpus": 1, "memory_bytes": 1}

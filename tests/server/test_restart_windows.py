@@ -54,7 +54,7 @@ async def _restarted(server: Server, job_id: str, times: int) -> dict[str, Any]:
 
 
 @pytest.mark.asyncio
-async def test_job_outlives_more_failures_than_its_budget_if_they_are_rare(tmp_path: Path) -> None:
+async def test_rare_failures_beyond_the_budget_end_no_job(tmp_path: Path) -> None:
     clock = WallClock()
     async with running(settings_for(tmp_path), clock) as server:
         node = await server.join()

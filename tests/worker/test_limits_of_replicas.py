@@ -141,7 +141,7 @@ def test_version_2_makes_room_beside_the_leaf_of_the_agent(tmp_path: Path) -> No
     assert cell.make("r", cell.Limits(MIB), root=tmp_path).groups == {"memory": own.parent / "penstock-r"}
 
 
-def test_a_replica_of_another_user_owns_its_files_and_reads_no_others() -> None:
+def test_a_replica_of_another_user_reads_its_own_files_alone() -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, which alone may become another user")
     folder = Path(tempfile.mkdtemp(prefix="penstock-run-as-"))  # pytest's own folders let no other user in
@@ -155,7 +155,7 @@ def test_a_replica_of_another_user_owns_its_files_and_reads_no_others() -> None:
         work.mkdir(parents=True)
         replica.chmod(accounts.WAY)
         (work / "given").write_text("by its snapshot")
-        account.own(work)
+        account.own_fresh(work)
         script = (
             "id -un; echo more >> given; touch made; stat -c %U made; cat ../../../node.json; ls ../../..; "
             "grep NoNewPrivs /proc/self/status"
@@ -170,6 +170,44 @@ def test_a_replica_of_another_user_owns_its_files_and_reads_no_others() -> None:
         assert (work / "given").read_text() == "by its snapshotmore\n"
     finally:
         shutil.rmtree(folder)
+
+
+def test_a_folder_that_is_kept_is_its_users_or_refused(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, which alone may become another user")
+    account = accounts.find("nobody")
+    victim = tmp_path / "of root"
+    victim.mkdir()
+    (victim / "shadow").write_text("secret")
+    kept = tmp_path / "checkpoints"
+    account.keep(kept)
+    assert (kept.stat().st_uid, kept.stat().st_mode & 0o777) == (account.uid, 0o700)
+    (kept / "linked").symlink_to(victim)  # as a process of that user could, at any moment
+    os.link(victim / "shadow", kept / "hard")
+    account.keep(kept)
+    assert [(victim / name).stat().st_uid for name in (".", "shadow")] == [0, 0]
+    (tmp_path / "link").symlink_to(kept)
+    (tmp_path / "of root's").mkdir()
+    for name in ("link", "of root's"):
+        with pytest.raises(PermissionError, match="chown -R -h nobody"):
+            account.keep(tmp_path / name)
+
+
+def test_what_a_fresh_folder_links_to_is_not_given_away(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, which alone may become another user")
+    account = accounts.find("nobody")
+    victim, work = tmp_path / "victim", tmp_path / "work"
+    (work / "inner").mkdir(parents=True)
+    victim.mkdir()
+    (victim / "file").write_text("root's")
+    (work / "inner" / "linked").symlink_to(victim)
+    (work / "given").write_text("")
+    account.own_fresh(work)
+    assert [path.lstat().st_uid for path in (work, work / "inner", work / "given", work / "inner" / "linked")] == [
+        account.uid
+    ] * 4
+    assert [path.stat().st_uid for path in (victim, victim / "file")] == [0, 0]
 
 
 def test_a_killed_guard_takes_a_replica_of_another_user_along() -> None:

@@ -132,7 +132,8 @@ def _only_one(state_dir: Path) -> Iterator[None]:
         raise SpecError(str(error)) from error
     path = state_dir / "agent.lock"
     try:
-        with FileLock(path, blocking=False):
+        with FileLock(path, mode=0o600, blocking=False):  # else a job of another user could hold it
+            path.chmod(0o600)  # of an older agent
             path.write_text(str(os.getpid()))
             yield
     except Timeout:

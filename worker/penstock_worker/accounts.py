@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pwd
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +43,30 @@ class Account:
         """Return the variables that describe this user."""
         return {"HOME": self.home, "USER": self.name, "LOGNAME": self.name}
 
-    def own(self, folder: Path) -> None:
-        """Give a folder with all that is in it to this user. Links are not followed. Raises OSError."""
-        os.chown(folder, self.uid, self.gid, follow_symlinks=False)
-        for path, folders, files in os.walk(folder):
+    def own_fresh(self, folder: Path) -> None:
+        """Give a folder that no other user could enter until now (0700) to this one, contents first. Raises OSError.
+
+        Never one that the user has had already: while it is walked, a process of theirs could put a link in the place
+        of a folder, and have a file of root's given to it.
+        """
+        for _, folders, files, inside in os.fwalk(folder, follow_symlinks=False):
             for name in (*folders, *files):
-                os.chown(Path(path) / name, self.uid, self.gid, follow_symlinks=False)
+                os.chown(name, self.uid, self.gid, dir_fd=inside, follow_symlinks=False)
+        os.chown(folder, self.uid, self.gid, follow_symlinks=False)
+
+    def keep(self, folder: Path) -> None:
+        """Make a folder of this user's, or use the one that is there. Raises OSError, also if it is of another user."""
+        try:
+            folder.mkdir(mode=PRIVATE)
+        except FileExistsError:
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != self.uid:
+                raise PermissionError(
+                    f"{folder} is not {self.name}'s, from before the agent had --run-as {self.name}: remove it, or "
+                    f"give it to that user while no job runs on this node: chown -R -h {self.name} {folder}"
+                ) from None
+        else:
+            os.chown(folder, self.uid, self.gid, follow_symlinks=False)
 
 
 def find(name: str) -> Account:
@@ -61,6 +80,11 @@ def find(name: str) -> Account:
     if entry.pw_uid == 0:
         raise ValueError(f"--run-as: {name!r} is root; name a user without its rights")
     return Account(name, entry.pw_uid, entry.pw_gid, entry.pw_dir, tuple(os.getgrouplist(name, entry.pw_gid)))
+
+
+def privately(path: str, flags: int) -> int:
+    """Open a file that, if it is made, only this process's user may open: an `opener`."""
+    return os.open(path, flags, 0o600)
 
 
 def open_way(state_dir: Path) -> None:

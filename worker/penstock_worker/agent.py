@@ -142,7 +142,7 @@ class Agent:
         for path in sorted(folder.iterdir()):
             desired = load(path)
             replica = None if desired is None else self._replica(desired)
-            if replica is None or not await replica.adopt():
+            if replica is None or not await replica.adopt(self._settings.account):
                 _log.info("removing %s, which never came to run", path)
                 await asyncio.to_thread(shutil.rmtree, path)
                 continue

@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 from penstock.process import cell, proc
 from penstock.process.hiding import hide
 from penstock_worker import lease
-from penstock_worker.accounts import Account
+from penstock_worker.accounts import Account, privately
 
 ORDER, STARTED, EXIT, LOG, LOCK = "guard-order.json", "guard.json", "exit.json", "log", "guard.lock"
 LEFTOVER_GRACE_S = 1.0  # what an entrypoint that has ended left running gets this long after SIGTERM
@@ -134,7 +134,7 @@ class Outcome:
 
 def main(folder: Path) -> int:
     """Run the replica of `folder` to its end. Returns 0, or 1 if another guard has this folder."""
-    with (folder / LOCK).open("w", encoding="utf-8") as lock:
+    with open(folder / LOCK, "w", encoding="utf-8", opener=privately) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not filelock: a guard loads the standard library only
         except BlockingIOError:

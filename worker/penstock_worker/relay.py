@@ -23,6 +23,7 @@ from penstock.errors import PeerError
 from penstock.process.private import read_private, write_private
 from penstock.protocol import recording
 from penstock.protocol.frames import MAX_FRAME_BYTES, SPOOLED, decode_header
+from penstock_worker.accounts import WAY, Account
 from penstock_worker.buffer import AGAIN, FrameBuffer
 from penstock_worker.spool import Spool
 
@@ -74,6 +75,7 @@ class Relay:
         self._stream = stream
         self._epoch = epoch
         self._wake = wake
+        self.account: Account | None = None  # as whom the processes run that send here; None: as this one
         self._listener: socket.socket | None = None
         self._reading: set[asyncio.Task[None]] = set()
 
@@ -82,11 +84,14 @@ class Relay:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.path.parent.stat().st_uid != os.getuid():
             raise PermissionError(f"{self.path.parent} belongs to another user")
+        if self.account is not None:
+            self.path.parent.chmod(WAY)
         self.path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             listener.bind(str(self.path))
             os.chmod(self.path, 0o600)
+            self._give(self.path)
             listener.listen(BACKLOG)
         except OSError:
             listener.close()
@@ -121,8 +126,14 @@ class Relay:
         path, now = recording.request_path(self.path), time.monotonic()
         try:
             write_private(path, recording.encode(max(now + seconds, recording.until(read_private(path), now))))
+            self._give(path)
         except OSError as error:
             _log.warning("recording in full was not asked for on %s: %s", self.path, error)
+
+    def _give(self, path: Path) -> None:
+        """Let who runs as `account` use a file in a folder that only this process writes to. Raises OSError."""
+        if self.account is not None:
+            os.chown(path, self.account.uid, self.account.gid, follow_symlinks=False)
 
     def abandon(self) -> None:
         """Close the connections that `close` has not seen the ends of."""

@@ -32,7 +32,7 @@ from penstock.protocol.environment import passes_from_node
 from penstock.protocol.states import PREEMPTED
 from penstock.settings import CHECKPOINT_DIR, CHECKPOINT_EVERY_STEPS, CHECKPOINT_KEEP, PS_LEASE_S
 from penstock_worker import guard, lease, ports, relay, snapshots, statedirs
-from penstock_worker.accounts import PRIVATE, WAY, Account
+from penstock_worker.accounts import PRIVATE, WAY, Account, privately
 from penstock_worker.background import in_thread
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.logtail import LogTail
@@ -128,6 +128,7 @@ class Replica:
         for path in (self.folder / guard.STARTED, self.folder / guard.EXIT):
             lease.reserve(path)
         lease.write_json(self.folder / REPLICA, self.desired.model_dump())
+        self.relay.account = account
         await self.relay.open()
         if self.desired.snapshot is not None:
             archive = await in_thread(cache.fetch, self.desired.snapshot)
@@ -136,24 +137,26 @@ class Replica:
         state_dir = statedirs.state_dir(root, self.desired)
         checkpoint_dir = statedirs.checkpoint_dir(root, self.desired)
         for folder in (state_dir, checkpoint_dir):
-            if folder is not None:
+            if folder is None:
+                continue
+            if account is None:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            else:
+                folder.parent.mkdir(mode=WAY, parents=True, exist_ok=True)
+                folder.parent.chmod(WAY)
+                account.keep(folder)
         if account is not None:
-            for owned in (work, self.relay.path, state_dir, checkpoint_dir):
-                if owned is not None:
-                    await in_thread(account.own, owned)
+            await in_thread(account.own_fresh, work)
         for port in self.desired.ports:
             await self._until_free(port)
         environ = entrypoint_environment(
-            os.environ,
+            os.environ if account is None else {**os.environ, **account.environ()},
             self.desired,
             socket=str(self.relay.path),
             interpreter=sys.executable,
             state_dir=state_dir,
             checkpoint_dir=checkpoint_dir,
         )
-        if account is not None:
-            environ = {**environ, **account.environ(), **self.desired.env}
         order = {
             "argv": self.desired.entrypoint,
             "env": environ,
@@ -255,8 +258,12 @@ class Replica:
         self._spool.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    async def adopt(self) -> bool:
-        """Take over what a former agent of this folder started. False if it had not come to a guard yet."""
+    async def adopt(self, account: Account | None = None) -> bool:
+        """Take over what a former agent of this folder started. False if it had not come to a guard yet.
+
+        `account`: as whom it runs.
+        """
+        self.relay.account = account
         started = _read(self.folder / guard.STARTED)
         self.relay.recall()
         if (self.folder / guard.EXIT).exists():
@@ -284,7 +291,7 @@ def load(folder: Path) -> Desired | None:
 def _start_guard(folder: Path) -> ProcessGroup:
     # -P: a module in the current folder must not shadow the standard library of the guard.
     argv = [sys.executable, "-P", "-m", "penstock_worker.guard", str(folder)]
-    with (folder / "guard.err").open("wb") as errors:
+    with open(folder / "guard.err", "wb", opener=privately) as errors:
         return ProcessGroup(argv, cwd="/", stdout=errors, stderr=errors, with_parent=False)  # it outlives the agent
 
 

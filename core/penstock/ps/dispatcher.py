@@ -87,7 +87,7 @@ class Dispatcher:
                 may = prepared.native is not None and not self._stopped and state.can_prepare
                 prepared.prepare(self.machine.standing() if may else None)
                 if may and not state.can_prepare:
-                    # A push was staged meanwhile. Who stages withdraws after it, and that may have been before `prepare`.
+                    # A push was staged meanwhile: who stages withdraws after it, which may have been before `prepare`.
                     prepared.prepare(None)
 
     def check_prepared(self) -> None:

@@ -8,7 +8,7 @@ native    from `prepare` until a hold. It closes rounds of which every member's 
           the same operators in the same order as Python, and notes what has passed
 Python    during a hold (`held`), which begins when nothing native is under way any more. First it catches up: the
           applied index at once, the machine before its next event, as if it had handled what has passed. The
-          dispatcher holds while the machine handles an event, and prepares anew from where it is then; whoever has the
+          dispatcher holds while the machine handles an event, and prepares anew from where it is then; who has the
           lock of a block holds as long. Holds may overlap, and may be taken with the dispatcher's or blocks' locks:
           native code waits for neither
 

@@ -36,7 +36,7 @@ def check_node(certificate: Mapping[str, Any] | None, node: str) -> None:
         )
     names = names_of(certificate)
     if node.lower() not in names:
-        found = ", ".join(sorted(names)) or "nobody"
+        found = ", ".join(sorted(names)) or "no name"
         raise Problem(
             403,
             "certificate_of_another_node",

@@ -34,7 +34,7 @@ class Projects:
         ]
 
     async def get(self, name: str) -> api.Project:
-        """Return a project; one that nobody has named yet has the terms that each begins with."""
+        """Return a project; one that no request has named yet has the terms that each begins with."""
         found = await self.all([name])
         return found[0] if found else _view(name, Terms(), Use(), 0)
 

@@ -3,7 +3,7 @@
 // Python owns membership and rounds. When its round machine is at rest (a round without pushes, or no push under way),
 // it *prepares* what may come next: the round, its members, and for blocks that were pushed together a plan that
 // updates them. From then on, until Python takes a *hold*, this object owns the round and the memory of the blocks:
-// requests that fit are carried out here, and the machine is told later, in one go, what has passed (`take`). Whatever
+// requests that fit are carried out here, and the machine learns later, in one go, what has passed (`take`). Whatever
 // does not fit is left to Python, unchanged, as if it had just come.
 //
 // one owner     while anything is held, nothing is begun here; a hold returns when what had been begun is over. Python
