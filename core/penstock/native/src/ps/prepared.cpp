@@ -189,29 +189,37 @@ bool Prepared::in_round(const Request& request, Answers& answers) {
   return true;
 }
 
+// The update that all steps of a round ask for; null: none, or one that Python does.
+const Prepared::Update* Prepared::update_of_all(const Steps& steps) const {
+  const Update* update = update_of(steps.begin()->second->gradients);
+  std::int64_t size = 0;
+  for (const auto& [trainer, step] : steps) {
+    if (update_of(step->gradients) != update) return nullptr;
+    size += bytes_of_values(step->gradients);
+  }
+  return size < kLarge ? update : nullptr;
+}
+
+bool Prepared::update_by_all(Lock& held, const Update& update, const Steps& steps) {
+  return run(held, update, [&](std::vector<at::Tensor>& fed) {
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < update.blocks.size(); ++i) {
+      std::vector<const Gradient*> parts;
+      for (const auto& [trainer, step] : steps) parts.push_back(&of_block(step->gradients, update.blocks[i]));
+      add_mean(parts, update.with_rows[i], fed);
+    }
+  });
+}
+
 // All steps of the round are here. Afterwards they are applied, with a reader each, or left to Python, whatever fails.
 void Prepared::close(Lock& held) {
-  const std::map<std::int64_t, Step*> steps = std::exchange(here_, {});  // in the order of trainers
+  const Steps steps = std::exchange(here_, {});
   for (const auto& [trainer, step] : steps) step->state = Step::State::kClosing;
   const Update* update = nullptr;
   bool well = false;
   try {
-    update = update_of(steps.begin()->second->gradients);
-    std::int64_t size = 0;
-    for (const auto& [trainer, step] : steps) {
-      if (update_of(step->gradients) != update) update = nullptr;
-      size += bytes_of_values(step->gradients);
-    }
-    if (update != nullptr && size < kLarge) {
-      well = run(held, *update, [&](std::vector<at::Tensor>& fed) {
-        const at::NoGradGuard no_grad;
-        for (std::size_t i = 0; i < update->blocks.size(); ++i) {
-          std::vector<const Gradient*> parts;
-          for (const auto& [trainer, step] : steps) parts.push_back(&of_block(step->gradients, update->blocks[i]));
-          add_mean(parts, update->with_rows[i], fed);
-        }
-      });
-    }
+    update = update_of_all(steps);
+    well = update != nullptr && update_by_all(held, *update, steps);
   } catch (const std::exception&) {  // no memory, before the update: Python tries
   }
   if (well) {

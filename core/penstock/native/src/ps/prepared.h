@@ -93,9 +93,12 @@ class Prepared {
     std::vector<Gradient> gradients;
   };
   using Lock = std::unique_lock<std::mutex>;
+  using Steps = std::map<std::int64_t, Step*>;  // by trainer
 
   PreparedMember* member_of(const Message& message);
   const Update* update_of(const std::vector<Gradient>& gradients) const;
+  const Update* update_of_all(const Steps& steps) const;
+  bool update_by_all(Lock& held, const Update& update, const Steps& steps);
   bool in_round(const Request& request, Answers& answers);
   bool alone(const Request& request, Answers& answers);
   bool look_up(const Request& request, Answers& answers);
@@ -119,7 +122,7 @@ class Prepared {
   bool is_prepared_ = false, has_passed_ = false;
   int num_holds_ = 0, num_readers_ = 0;
   bool is_updating_ = false;
-  std::map<std::int64_t, Step*> here_;  // of the open round, by trainer
+  Steps here_;  // of the open round
   std::optional<FailedUpdate> failure_;
   std::int64_t num_steps_ = 0;
 };
