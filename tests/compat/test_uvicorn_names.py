@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import trustme
 import uvicorn
 from tools import private_names
 from websockets.asyncio.client import connect
@@ -174,7 +177,35 @@ async def _connections_report_what_peers_send() -> None:
     assert admission.seen[-1] == ("closed",)
 
 
+async def _certificates_of_peers_are_in_the_state() -> None:
+    authority, seen = trustme.CA(), list[Any]()
+
+    async def application(scope: Any, receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+        seen.append(scope["state"].get(private.PEER_CERTIFICATE))
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    with TemporaryDirectory() as folder:
+        paths = [Path(folder) / name for name in ("server.pem", "authority.pem")]
+        authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(paths[0])
+        authority.cert_pem.write_to_path(paths[1])
+        options = {"ssl_certfile": paths[0], "ssl_ca_certs": paths[1], "ssl_cert_reqs": ssl.CERT_OPTIONAL}
+        http = partial(private.HttpProtocol, Admission())
+        async with serving(application, http=http, **options) as port, asyncio.timeout(_ENDS_S):
+            for name in ("node-a", None):
+                client = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+                if name is not None:
+                    authority.issue_cert(name).configure_cert(client)
+                reader, writer = await asyncio.open_connection("localhost", port, ssl=client)
+                writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+                await reader.read()
+                writer.close()
+    assert seen[0]["subjectAltName"] == (("DNS", "node-a"),)
+    assert seen[1] is None
+
+
 CONTRACTS = {
+    "PEER_CERTIFICATE": _certificates_of_peers_are_in_the_state,
     "HttpProtocol": _connections_report_what_peers_send,
     "WebSocketProtocol": _peers_that_stall_or_are_gone_hold_nothing_up,
     "SignalFreeServer": _signals_stay_those_of_the_process,

@@ -23,7 +23,8 @@ from torch.nn import functional
 from penstock.io import load_operator as _load_operator  # noqa: F401 - as below
 from penstock.io.fluid.folders import write_separate
 from penstock.io.fluid.tensors import FluidTensor
-from penstock.native import ops as _ops  # noqa: F401 - registers its operators
+from penstock.native import fused_ops as _fused_ops  # noqa: F401 - registers its operators
+from penstock.native import ops as _ops  # noqa: F401 - as above
 from penstock.native import trees as _trees  # noqa: F401 - as above
 from penstock.program.layers.python_functions import key_of
 
@@ -387,14 +388,28 @@ def py_func_grad() -> Pairs:
     return [(found[0], x * 2), (found[1], torch.zeros_like(x))]
 
 
+def max_pool_2x2() -> Pairs:
+    x = torch.randn(2, 3, 6, 10)
+    return [(OPS.max_pool_2x2(x, relu)[0], functional.max_pool2d(x.relu() if relu else x, 2)) for relu in (False, True)]
+
+
+def max_pool_2x2_backward() -> Pairs:
+    pairs: Pairs = []
+    for relu in (False, True):
+        x, grad = torch.randn(2, 3, 6, 10, requires_grad=True), torch.randn(2, 3, 3, 5)
+        (wanted,) = torch.autograd.grad(functional.max_pool2d(x.relu() if relu else x, 2), x, grad)
+        pairs.append((OPS.max_pool_2x2_backward(grad, OPS.max_pool_2x2(x.detach(), relu)[1]), wanted))
+    return pairs
+
+
 LAYERS = {
     "print": printed,  # whose name is Python's own
     **{
         function.__name__: function
         for function in (
             chunk_eval, ctc, ctc_backward, cvm, data_norm_update_, distinct_ids, edit_distance, expect_true,
-            gather_tree, gru_sequence, gru_sequence_backward, hash_rows, load_file, py_func, py_func_grad, random,
-            sample_tree,
+            gather_tree, gru_sequence, gru_sequence_backward, hash_rows, load_file, max_pool_2x2, max_pool_2x2_backward,
+            py_func, py_func_grad, random, sample_tree,
         )
     },
 }  # fmt: skip
