@@ -131,7 +131,7 @@ async def test_what_changes_while_a_snapshot_is_read_follows_it() -> None:
     subscription = hub.Subscription(3, None, frozenset({"state"}), queue)
     followers = hub.Hub()
     followers.add(subscription)
-    followers.publish_listed({"id": "a", "state": "RUNNING", "spec": {"env": {}}})
+    followers.publish_listed({"id": "a", "state": "RUNNING", "spec": {"env": {}, "project": "default"}})
     followers.publish_nodes([])
     followers.publish_figures({"a": {"latest": {"loss": 1.0}, "progress": None, "eta_s": None}})
     assert queue.take() is None
@@ -143,5 +143,5 @@ async def test_what_changes_while_a_snapshot_is_read_follows_it() -> None:
         "the snapshot",
         ['{"type":"job', '{"type":"nod', '{"type":"fig'],
     )
-    followers.publish_listed({"id": "a", "state": "FAILED", "spec": {"env": {}}})
+    followers.publish_listed({"id": "a", "state": "FAILED", "spec": {"env": {}, "project": "default"}})
     assert queue.take() is not None
