@@ -6,9 +6,8 @@
 set -euo pipefail
 python=$1
 status=0
-# four more than affinity and control groups allow cores: tests of processes wait for most of their time, and with two more
-# the cores of a machine of two were idle for a fifth of it
-workers=$("$python" -c 'from penstock.machine.cores import usable_cores; print(min(8, usable_cores() + 4))')
+# two more than affinity and control groups allow cores: tests of processes wait for most of their time
+workers=$("$python" -c 'from penstock.machine.cores import usable_cores; print(min(8, usable_cores() + 2))')
 
 mapfile -t unsteady < <(awk '!/^[[:space:]]*(#|$)/ { print $1 }' tests/unsteady.txt)
 deselected=("${unsteady[@]/#/--deselect=}")
