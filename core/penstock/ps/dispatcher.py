@@ -88,7 +88,7 @@ class Dispatcher:
                 prepared.prepare(self.machine.standing() if may else None)
                 if may and not state.can_prepare:
                     # A push was staged meanwhile: who stages withdraws after it, which may have been before `prepare`.
-                    prepared.prepare(None)
+                    prepared.withdraw()
 
     def check_prepared(self) -> None:
         """End the server if an update by native code has failed. Raises what `stop` decides."""
