@@ -1,7 +1,7 @@
 """The clock that the server reads: wall time for rows, monotonic time for leases, steady time for logs.
 
-Lease arithmetic uses this process's monotonic clock only. Wall clocks of two hosts are compared to draw a timeline, with
-an error that is shown (`penstock.protocol.clocks`); nothing is decided by that.
+Lease arithmetic uses this process's monotonic clock only. Wall clocks of two hosts are compared to draw a timeline,
+with an error that is shown (`penstock.protocol.clocks`); nothing is decided by that.
 """
 
 from __future__ import annotations

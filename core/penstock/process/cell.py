@@ -109,7 +109,10 @@ def make(name: str, limits: Limits, root: Path = ROOT) -> Cell:
             cell.groups[controller], cell.versions[controller] = group, version
             _bound(group, version, controller, limit)
         except OSError as error:
-            cell.groups.pop(controller, None)
+            unused = cell.groups.pop(controller, None)
+            if unused is not None and unused not in cell.groups.values():
+                with suppress(OSError):
+                    unused.rmdir()
             wrong.append(f"{controller}: {error.strerror or error}")
     cell.missing = "; ".join(wrong)
     return cell
