@@ -266,7 +266,8 @@ def test_a_connection_that_breaks_while_a_step_waits_for_others(start: Start) ->
     for natively in (False, True):
         job = start("sync", num_trainers=2, natively=natively)
         seen = [all_step(job, seed) for seed in range(3)]
-        session, others = (client._session for client in job.clients)
+        of = {client.descriptor.trainer: client for client in job.clients}  # who connected first comes first
+        session, others = of[0]._session, of[1]._session
         with ThreadPoolExecutor(1) as pool:
             early = pool.submit(step, job, 3, 0)
             until(lambda a=session, b=others: a.sent_at(0) > b.sent_at(0))  # type: ignore[misc]
