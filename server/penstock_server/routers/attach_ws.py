@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter, WebSocket
+from fastapi import WebSocket
 
 from penstock.errors import PeerError
 from penstock.protocol.attach import FROM_PROCESS, Heartbeat, Register, Registered, Stored
@@ -13,12 +13,13 @@ from penstock.protocol.wire import parse
 from penstock_server.auth.principal import scoped
 from penstock_server.guard import principal_of
 from penstock_server.routers.deps import runtime_of
+from penstock_server.routers.guarded import guarded_router
 from penstock_server.runtime import Runtime
 from penstock_server.services.attach import outcome
 from penstock_server.streams.ingest import FrameSender
 from penstock_server.streams.socket import Outbox, close, converse, receive, send_outbox
 
-router = APIRouter(prefix="/api/v1")
+router = guarded_router("/api/v1")
 
 REGISTER_DEADLINE_S = 10.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import Header, Query, Request, Response
 
 from penstock.identity import Role
 from penstock.protocol.frames import Kind
@@ -17,13 +17,14 @@ from penstock_server.guard import require_project
 from penstock_server.problems import NotFound, Problem
 from penstock_server.routers.compression import compressed
 from penstock_server.routers.deps import TAGGED, Asker, Id, IfMatch, PageSize, PageToken, Server, version_of
+from penstock_server.routers.guarded import guarded_router
 from penstock_server.schemas import api
 from penstock_server.schemas.recordings import FullRecording
 from penstock_server.schemas.stacks import PythonStacks
 from penstock_server.services.pages import DEFAULT_SIZE
 from penstock_server.services.views import for_reader
 
-router = APIRouter(prefix="/api/v1", tags=["jobs"])
+router = guarded_router("/api/v1", tag="jobs")
 
 _KIND = "|".join(str(kind.value) for kind in Kind)
 KINDS = f"^({_KIND})(,({_KIND}))*$"
@@ -231,7 +232,7 @@ def _kinds(text: str) -> frozenset[Kind]:
     return frozenset(Kind(int(part)) for part in text.split(","))
 
 
-replicas = APIRouter(prefix="/api/v1", tags=["replicas"])
+replicas = guarded_router("/api/v1", tag="replicas")
 
 
 @replicas.get("/replicas", operation_id="listReplicas")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import Path, Request, Response
 from fastapi.responses import FileResponse
 
 from penstock_server.auth.certificates import check_node
@@ -13,9 +13,10 @@ from penstock_server.description import problems
 from penstock_server.guard import certificate_of, count_wrong
 from penstock_server.problems import NotFound, Problem
 from penstock_server.routers.deps import TAGGED, Asker, Id, IfTag, Server, tag_of
+from penstock_server.routers.guarded import guarded_router
 from penstock_server.schemas import api
 
-router = APIRouter(prefix="/api/v1", tags=["nodes"])
+router = guarded_router("/api/v1", tag="nodes")
 CLUSTER_NAME = r"^[a-z0-9][a-z0-9-]{0,30}$"
 
 
@@ -96,7 +97,7 @@ async def report_pilots(
     return api.Items(items=server.pilots.all())
 
 
-snapshots = APIRouter(prefix="/api/v1", tags=["snapshots"])
+snapshots = guarded_router("/api/v1", tag="snapshots")
 
 
 @snapshots.post(

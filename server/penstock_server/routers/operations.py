@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from prometheus_client import generate_latest
 from sqlalchemy import text
 
@@ -12,9 +12,10 @@ from penstock_server.auth.principal import by_project, scoped, unauthenticated
 from penstock_server.db import DatabaseAway
 from penstock_server.problems import Problem
 from penstock_server.routers.deps import Server
+from penstock_server.routers.guarded import guarded_router
 from penstock_server.schemas import api
 
-router = APIRouter(tags=["operations"])
+router = guarded_router(tag="operations")
 
 PROMETHEUS = "text/plain; version=0.0.4"
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 import mimetypes
 from pathlib import Path
 
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import HTTPException, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse
 
 from penstock_server.auth.principal import unauthenticated
 from penstock_server.problems import Problem
 from penstock_server.routers.compression import accepts_gzip
 from penstock_server.routers.deps import Server
+from penstock_server.routers.guarded import guarded_router
 
-router = APIRouter(include_in_schema=False)
+router = guarded_router(include_in_schema=False)
 
 _NOT_BUILT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Penstock</title>
 <body><h1>Penstock runs; its dashboard is not built</h1>

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import Path, Response
 
 from penstock.protocol.jobspec import NAME
 from penstock_server.auth.principal import READ, by_project, scoped
@@ -13,11 +13,12 @@ from penstock_server.description import problems
 from penstock_server.guard import require_project
 from penstock_server.problems import NotFound
 from penstock_server.routers.deps import TAGGED, Asker, Id, IfTag, Server, tag_of
+from penstock_server.routers.guarded import guarded_router
 from penstock_server.routers.jobs import SUBMIT
 from penstock_server.schemas import api
 
 Name = Annotated[str, Path(pattern=NAME)]
-router = APIRouter(prefix="/api/v1", tags=["projects"])
+router = guarded_router("/api/v1", tag="projects")
 
 
 @router.post("/jobs:plan", operation_id="planJob", tags=["jobs"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from fastapi import WebSocket, WebSocketDisconnect
 
 from penstock.errors import PeerError
 from penstock.protocol.frames import Kind
@@ -23,6 +23,7 @@ from penstock_server.auth.principal import by_project, scoped
 from penstock_server.guard import principal_of
 from penstock_server.problems import NotFound
 from penstock_server.routers.deps import runtime_of
+from penstock_server.routers.guarded import guarded_router
 from penstock_server.runtime import Runtime
 from penstock_server.schemas import api
 from penstock_server.secrecy import Sight
@@ -31,7 +32,7 @@ from penstock_server.streams.hub import SHOWN, Subscription
 from penstock_server.streams.queue import SLOW, LogWish
 from penstock_server.streams.socket import close, converse, receive
 
-router = APIRouter(prefix="/api/v1")
+router = guarded_router("/api/v1")
 
 SNAPSHOT_POINTS = 2000
 
