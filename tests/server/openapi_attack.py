@@ -7,6 +7,7 @@ import io
 import itertools
 import tarfile
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +23,7 @@ from penstock_server.clock import SystemClock
 from penstock_server.settings import Settings
 
 MAX_KEY = 255
+ALL_PHASES = ("examples", "coverage", "fuzzing", "stateful")
 EXPECTED = ("2xx", "401", "403", "404", "409", "5xx")
 _count = itertools.count()
 
@@ -93,8 +95,8 @@ class Outcome:
                     self.failures.setdefault((operation, check.name), text)
 
 
-def attack(state_dir: Path, *, authenticated: bool, examples: int) -> Outcome:
-    """Run every phase against a new server, `examples` generated requests an operation; deterministic."""
+def attack(state_dir: Path, *, authenticated: bool, examples: int, phases: Collection[str]) -> Outcome:
+    """Run some phases against a new server, `examples` generated requests an operation; deterministic."""
     app = create_app(Settings(state_dir=state_dir), clock=_Hasty())
     outcome = Outcome()
     try:
@@ -108,6 +110,7 @@ def attack(state_dir: Path, *, authenticated: bool, examples: int) -> Outcome:
                     "base-url": "http://127.0.0.1",  # a host that is the server's own
                     # 412 says, as 409 does, that a valid request does not fit the present state.
                     "checks": {"positive_data_acceptance": {"expected-statuses": [*EXPECTED, 412]}},
+                    "phases": {name: {"enabled": name in phases} for name in ALL_PHASES},
                     "generation": {"max-examples": examples, "deterministic": True, "database": "none"},
                     **({"headers": bearer} if authenticated else {}),
                 }

@@ -319,8 +319,13 @@ class JobMachine(RuleBasedStateMachine):
             assert facts.state in (J.STOPPING, J.CANCELLED)
 
 
-TestJobMachine = JobMachine.TestCase
-TestJobMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+class TestJobMachine(JobMachine.TestCase):  # type: ignore[misc]  # made at run time
+    settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.soak
+class TestJobMachineForLong(JobMachine.TestCase):  # type: ignore[misc]  # made at run time
+    settings = settings(max_examples=1000, stateful_step_count=30, deadline=None)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["beat", "wait"]), st.floats(0, 100)), max_size=30))
