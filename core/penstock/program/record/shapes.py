@@ -19,7 +19,7 @@ import torch
 
 from penstock.compat.torch import as_kernel, schema_of, storage_id, tree_flatten, tree_map, tree_unflatten
 from penstock.errors import ProgramError
-from penstock.program.record import arithmetic
+from penstock.program.record import arithmetic, known_shapes
 from penstock.program.record.arithmetic import Atom, Size
 from penstock.program.record.described import DESCRIBED
 from penstock.program.record.divisors import divisor_of_rows, largest_divisor
@@ -105,21 +105,9 @@ class Call:
         owners = {storage_id(one): i for i, one in enumerate(operands) if isinstance(one, torch.Tensor)}
         return [_layout(leaf, owners) for leaf in tree_flatten(out)[0]]
 
-    def key(self) -> Any:
-        """What the layouts depend on; None if an operand has no value to compare."""
-
-        def of(leaf: Any) -> Any:
-            if isinstance(leaf, Fake):
-                parts = (tuple(map(str, leaf.shape)), tuple(map(str, leaf.stride())))
-                return (*parts, leaf.dtype, leaf.is_conj())
-            return leaf.node.value if isinstance(leaf, torch.SymInt) else (type(leaf), leaf)
-
-        key = (self.func, tuple(map(of, self.leaves)), str(self.structure), self.step)
-        try:
-            hash(key)
-        except TypeError:
-            return None
-        return key
+    def hints(self) -> dict[str, int]:
+        """The sizes at hand of the symbols among the operands."""
+        return {name: self.sizes.hints[name] for name in _names(self.basis)}
 
     def layouts(self) -> list[Layout | Any]:
         """Return the layouts of the results for every batch. Raises Pinned, and what torch raises at the hints."""
@@ -130,7 +118,7 @@ class Call:
                 return self._fitted(CPU, self._small_base(), reach=5, most=_SMALL)
             except (Pinned, NotImplementedError, *_REFUSALS):
                 pass  # by the kernel for the meta device, which also says what is wrong
-        hints = {name: self.sizes.hints[name] for name in _names(self.basis)}
+        hints = self.hints()
         try:
             return self._fitted(META, hints, reach=40, most=0)
         except NotImplementedError:  # a kernel of the user's, of which nothing is known
@@ -170,7 +158,7 @@ class Call:
         return {atom for size in self.basis for atom in size.atoms() if atom.op in ("min", "max")}
 
     def _small_base(self) -> dict[str, int]:
-        hints = {name: self.sizes.hints[name] for name in _names(self.basis)}
+        hints = self.hints()
         return {n: _LEAST + (hint - _LEAST) % self.step + i * self.step for i, (n, hint) in enumerate(hints.items())}
 
     def _points(self, base: Mapping[str, int], reach: int) -> list[dict[str, int]]:
@@ -396,11 +384,15 @@ def call_on_fakes(func: Any, args: Any, kwargs: Any, *, step: int = 1) -> tuple[
         return _direct(func, args, kwargs, leaves), []
     sizes = next(_symints(leaves)).node.sizes
     call = Call(func, leaves, structure, sizes, basis, step)
-    key = call.key()
+    key = known_shapes.key_of(func, leaves, structure, step)
     known = sizes.shapes.get(key)
     if known is None:
-        with as_kernel(meta=False):
-            known = call.layouts() if basis else call.of_numbers(), call.cuts
+        shared = known_shapes.shared_key(key, leaves, call.hints(), sizes.declared)
+        known = known_shapes.recall(shared)
+        if known is None:
+            with as_kernel(meta=False):
+                known = call.layouts() if basis else call.of_numbers(), call.cuts
+            known_shapes.keep(shared, known)
         if key is not None:
             sizes.shapes[key] = known
     layouts, cuts = known
