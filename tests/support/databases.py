@@ -11,7 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+from tests.support.statements import share
+
 from penstock_server.db import Database, upgrade
+
+share()
 
 
 async def migrate(url: str) -> None:
