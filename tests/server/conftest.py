@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import uuid
 from asyncio.subprocess import DEVNULL, create_subprocess_exec
@@ -15,7 +16,7 @@ import pytest_asyncio
 import structlog
 from sqlalchemy import text
 from tests.server.harness import FakeClock, Server, running, settings_for
-from tests.server.postgres_cluster import Cluster, cluster
+from tests.server.postgres_cluster import Cluster, cluster, shared_cluster
 from tests.support.databases import migrate
 
 from penstock_server.db import Database
@@ -30,10 +31,21 @@ structlog.configure(
 )
 
 
+MIGRATED = "migrated"
+"""A database of the newest schema, from which others are made."""
+
+
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """Return the URL of a private cluster's maintenance database."""
-    with cluster() as made:
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the URL of a private cluster's maintenance database; the workers of a run share it."""
+
+    async def migrated(url: str) -> None:
+        await _administer(url, f"CREATE DATABASE {MIGRATED}")
+        await migrate(_named(url, MIGRATED))
+
+    base = tmp_path_factory.getbasetemp()
+    meeting = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with shared_cluster(meeting, lambda made: asyncio.run(migrated(made.url))) as made:
         yield made.url
 
 
@@ -60,19 +72,6 @@ async def postgres_database(postgres: str) -> AsyncIterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session")
-def postgres_migrated(postgres: str) -> str:
-    """Return the name of a database of the newest schema, from which others are made."""
-
-    async def make() -> str:
-        name = "migrated"
-        await _administer(postgres, f"CREATE DATABASE {name}")
-        await migrate(_named(postgres, name))
-        return name
-
-    return asyncio.run(make())
-
-
 @pytest.fixture(params=["sqlite", "postgresql"])
 def migrated_url(request: pytest.FixtureRequest) -> str | None:
     """Return the URL of a database of the newest schema, once of each kind; None: the SQLite of `running`."""
@@ -81,9 +80,9 @@ def migrated_url(request: pytest.FixtureRequest) -> str | None:
 
 
 @pytest_asyncio.fixture
-async def postgres_copy(postgres: str, postgres_migrated: str) -> AsyncIterator[str]:
+async def postgres_copy(postgres: str) -> AsyncIterator[str]:
     """Return the URL of a database of PostgreSQL with the newest schema."""
-    async with _database(postgres, template=postgres_migrated) as url:
+    async with _database(postgres, template=MIGRATED) as url:
         yield url
 
 

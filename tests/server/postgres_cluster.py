@@ -7,10 +7,12 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 INSTALL = "apt-get install -y postgresql"
 
@@ -48,18 +50,9 @@ class Cluster:
 @contextmanager
 def cluster() -> Iterator[Cluster]:
     """Run a cluster. initdb refuses root, so as root the cluster runs as user postgres."""
-    binaries = find_binaries()
-    folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
-    user = _user()
-    if user is not None:
-        os.chown(folder, user.pw_uid, user.pw_gid)
+    folder = _make(find_binaries())
     try:
-        data = folder / "data"
-        initdb: list[str | Path] = [binaries / "initdb", "-D", data, "-U", "penstock", "--auth=trust", "--no-sync"]
-        _run([*initdb, "-E", "UTF8", "--locale=C.UTF-8"], user)
-        options = f"-k {folder} -h '' -F -c full_page_writes=off -c synchronous_commit=off -c max_connections=200"
-        url = f"postgresql+asyncpg://penstock@/postgres?host={folder}"
-        made = Cluster(url, (binaries / "pg_ctl", "-D", data, "-w"), ("-l", folder / "log", "-o", options), user)
+        made = _at(folder)
         made.start()
         try:
             yield made
@@ -67,6 +60,60 @@ def cluster() -> Iterator[Cluster]:
             made.stop("immediate")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def shared_cluster(meeting: Path, prepare: Callable[[Cluster], None]) -> Iterator[Cluster]:
+    """Run a cluster for all processes that name the same folder: the first starts and prepares it, the last ends it.
+
+    A process that was killed counts as gone.
+    """
+    lock, users = FileLock(meeting / "postgres.lock"), meeting / "postgres.users"
+    with lock:
+        folder, pids = _users(users)
+        if folder is None:
+            folder = _make(find_binaries())
+            users.write_text(str(folder))
+            _at(folder).start()
+            prepare(_at(folder))
+        users.write_text("\n".join([str(folder), *pids, str(os.getpid())]))
+    try:
+        yield _at(folder)
+    finally:
+        with lock:
+            folder, pids = _users(users)
+            assert folder is not None
+            users.write_text("\n".join([str(folder), *(pid for pid in pids if pid != str(os.getpid()))]))
+            if pids == [str(os.getpid())]:
+                _at(folder).stop("immediate")
+                shutil.rmtree(folder, ignore_errors=True)
+                users.unlink()
+
+
+def _users(file: Path) -> tuple[Path | None, list[str]]:
+    """Return the folder of a cluster, None if there is none, and the processes that use it."""
+    if not file.exists():
+        return None, []
+    folder, *pids = file.read_text().splitlines()
+    return Path(folder), [pid for pid in pids if Path("/proc", pid).exists()]
+
+
+def _make(binaries: Path) -> Path:
+    """Make a cluster that does not run; return its folder."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
+    user = _user()
+    if user is not None:
+        os.chown(folder, user.pw_uid, user.pw_gid)
+    initdb: list[str | Path] = [binaries / "initdb", "-D", folder / "data", "-U", "penstock", "--auth=trust"]
+    _run([*initdb, "--no-sync", "-E", "UTF8", "--locale=C.UTF-8"], user)
+    return folder
+
+
+def _at(folder: Path) -> Cluster:
+    options = f"-k {folder} -h '' -F -c full_page_writes=off -c synchronous_commit=off -c max_connections=200"
+    url = f"postgresql+asyncpg://penstock@/postgres?host={folder}"
+    control = (find_binaries() / "pg_ctl", "-D", folder / "data", "-w")
+    return Cluster(url, control, ("-l", folder / "log", "-o", options), _user())
 
 
 def _user() -> pwd.struct_passwd | None:
