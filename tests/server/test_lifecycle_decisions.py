@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState, StopReason, terminal_of
 from penstock_server.services.leases import Leases, Standing
@@ -319,13 +319,13 @@ class JobMachine(RuleBasedStateMachine):
             assert facts.state in (J.STOPPING, J.CANCELLED)
 
 
-class TestJobMachine(JobMachine.TestCase):  # type: ignore[misc]  # made at run time
-    settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+def test_any_order_of_events_keeps_the_invariants() -> None:
+    run_state_machine_as_test(JobMachine, settings=settings(max_examples=20, stateful_step_count=30, deadline=None))
 
 
 @pytest.mark.soak
-class TestJobMachineForLong(JobMachine.TestCase):  # type: ignore[misc]  # made at run time
-    settings = settings(max_examples=1000, stateful_step_count=30, deadline=None)
+def test_a_thousand_orders_of_events_keep_the_invariants() -> None:
+    run_state_machine_as_test(JobMachine, settings=settings(max_examples=1000, stateful_step_count=30, deadline=None))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["beat", "wait"]), st.floats(0, 100)), max_size=30))

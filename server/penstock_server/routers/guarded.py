@@ -1,7 +1,7 @@
 """Routers of which each HTTP route and websocket passes the guard.
 
-Given to the router, not as it is included: what a route needs is worked out once in a process, as the route is declared,
-and not once more for each application.
+Given to the router, not as it is included: what a route needs is worked out once in a process, as the route is
+declared, and not once more for each application.
 """
 
 from __future__ import annotations
