@@ -144,7 +144,7 @@ REFUSED_BY_TORCH: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a module in a module": (
         lambda: nn.Sequential(nn.Linear(13, 8), nn.Sequential(nn.ReLU(), nn.Linear(12, 3)))(x13()),
         r"module 'sequential_0\.1\.1', Linear\(in_features=12, out_features=3, bias=True\), cannot be recorded: ",
-        r"'relu_0\.tmp_0' float32\[-1, 8\]",
+        r"'aten_relu_0\.tmp_0' float32\[-1, 8\]",
     ),
     "parts that do not fit together": (
         lambda: layers.concat([layers.data("x", [4, 5]), layers.data("y", [4, 6])], axis=1),

@@ -74,10 +74,10 @@ def test_the_first_operator_is_named_with_its_line_and_operands(run: Run, worst:
     with pytest.raises(OperatorError) as raised:
         run(main, loss, {"x": feed}, scope)
     error = raised.value
-    assert error.operator.startswith("log_0")
+    assert error.operator.startswith("aten_log_0")
     assert error.source.startswith("test_nan_check.py:")
     assert error.state == state
-    operand = main.operators[[op.name for op in main.operators].index("log_0")].input_names()[0]
+    operand = main.operators[[op.name for op in main.operators].index("aten_log_0")].input_names()[0]
     assert error.finite == {operand: True}
     rows = 4 if run is by_executor else 2
     assert error.shapes == {operand: f"float32[{rows}, 1]"}

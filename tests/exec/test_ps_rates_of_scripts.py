@@ -98,10 +98,12 @@ def test_a_rate_that_the_forward_pass_reads_runs_on_both_sides() -> None:
         fluid.optimizer.SGD(rate).minimize(loss)
     made = transpiled(Recorded(main, startup, loss.name))
     endpoint = made.placement.of_parameter("w")[0].endpoint
-    assert {"pow_0", "mul_1"} <= {op.name for op in made.get_pserver_program(endpoint).block(1).operators}
+    assert {"aten_pow_0", "aten_mul_1"} <= {op.name for op in made.get_pserver_program(endpoint).block(1).operators}
     local = main.clone()
     local.operators[:] = [
-        op for op in main.operators if op.role & Role.LR_SCHED or {"mul_1.tmp_0", shown.name} & {*op.output_names()}
+        op
+        for op in main.operators
+        if op.role & Role.LR_SCHED or {"aten_mul_1.tmp_0", shown.name} & {*op.output_names()}
     ]
     first, state = fluid.Program(), {"@LR_DECAY_COUNTER@": -1, "exponential_decay_0.learning_rate": 0}
     with fluid.program_guard(first, first):

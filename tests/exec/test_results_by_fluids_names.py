@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import penstock as fluid
 from penstock.errors import FetchError
@@ -115,6 +116,53 @@ def test_layers_without_parameters_count_their_own_kind_alone(within_guard: bool
     for name, one, other in zip(wanted, found, found[len(wanted) :], strict=False):
         assert np.array_equal(one, other), name
         assert main.global_block().var(name) is wanted[name], name
+
+
+def test_operators_of_python_and_torch_have_no_names_of_layers() -> None:
+    main, startup, exe = fluid.Program(), fluid.Program(), fluid.Executor()
+    with fluid.program_guard(main, startup):
+        x, y = fluid.data("x", [None, 4]), fluid.data("y", [None, 3])
+        made = [x * x, x**2, x.sum(), x.mean(), x.exp(), torch.relu(x), x.softmax(1), torch.dropout(x, 0.5, train=True)]
+        wanted = {
+            "mul_0.tmp_0": L.mul(L.transpose(y, [1, 0]), x),
+            "pow_0.tmp_0": L.pow(x, 3.0),
+            "mean_0.tmp_0": L.mean(y),
+            "exp_0.tmp_0": L.exp(y),
+            "relu_0.tmp_0": L.relu(y),
+            "softmax_0.tmp_0": L.softmax(y),
+            "dropout_0.tmp_0": L.dropout(y, 0.5),
+            "dropout_1.tmp_0": L.dropout(y, 0.5, dropout_implementation="upscale_in_train"),
+        }
+    exe.run(startup)
+    feed = {"x": FEED["x"][:2], "y": FEED["y"]}
+    names = [v.name for v in made]
+    assert not set(names) & set(wanted)
+    found = exe.run(main, feed, [*wanted, *names, *wanted.values(), *made])
+    for name, one, other in zip([*wanted, *names], found, found[len(found) // 2 :], strict=False):
+        assert np.array_equal(one, other), name
+
+
+def test_dropout_has_the_name_of_what_it_returns() -> None:
+    main, exe = fluid.Program(), fluid.Executor()
+    with fluid.program_guard(main, fluid.Program()):
+        kept = L.dropout(fluid.data("x", [None, 4]), 0.75)
+    by_name, by_variable = exe.run(main, {"x": np.ones((8, 4), "float32")}, ["dropout_0.tmp_0", kept])
+    assert np.array_equal(by_name, by_variable)
+    assert set(np.unique(by_name)) <= {0.0, 1.0}  # downgrade_in_infer scales at rest alone
+
+
+@pytest.mark.parametrize("name", ["huber_loss_0.tmp_0", "smooth_l1_loss_0.tmp_0", "elementwise_add_0.tmp_0"])
+def test_a_temporary_that_is_no_variable_here_is_refused(name: str) -> None:
+    main, exe = fluid.Program(), fluid.Executor()
+    with fluid.program_guard(main, fluid.Program()):
+        x = fluid.data("x", [None, 4])
+        L.huber_loss(x, x * 2.0, 1.0)
+        L.smooth_l1(x, x * 2.0)
+        added = L.elementwise_add(x, x, -1, "tanh")  # act by position
+    by_name, by_variable = exe.run(main, {"x": FEED["x"]}, ["elementwise_add_0.tmp_1", added])
+    assert np.array_equal(by_name, by_variable)
+    with pytest.raises(FetchError):
+        exe.run(main, {"x": FEED["x"]}, [name])
 
 
 def test_a_step_within_a_layer_has_its_name_and_another_has_none() -> None:

@@ -9,7 +9,9 @@ Source: LayerHelper.create_variable_for_type_inference and the layers' functions
 from __future__ import annotations
 
 import functools
+import inspect
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,18 +48,25 @@ _BEFORE_ACT = {"reshape": 2}  # the temporaries before that of `act=`
 def named(layer: Callable[..., Any]) -> Callable[..., Any]:
     """Let a layer's results be fetched by Fluid's names, and operators within it not count as layers of their kind."""
     own = layer.__name__
-    kind = _KINDS.get(own, own)
+    kind, position = _KINDS.get(own, own), _position_of_act(layer)
 
     @functools.wraps(layer)
     def call(*args: Any, **kwargs: Any) -> Any:
         with layer_called(kind) as opened:
             made = layer(*args, **kwargs)
         if own not in _BY_THEMSELVES and own not in _WITHOUT:
-            numbers = (_BEFORE_ACT.get(own, 1),) if kwargs.get("act") else _NUMBERS.get(own, ())
+            act = args[position] if position < len(args) else kwargs.get("act")
+            numbers = (_BEFORE_ACT.get(own, 1),) if act else _NUMBERS.get(own, ())
             _register(made, kind, opened[0] if opened else kwargs.get("name"), numbers)
         return made
 
     return call
+
+
+def _position_of_act(layer: Callable[..., Any]) -> int:
+    """The position of the argument `act` of a layer; beyond all of them if it has none, or takes it by name alone."""
+    positional = [p.name for p in inspect.signature(layer).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return positional.index("act") if "act" in positional else sys.maxsize
 
 
 def _register(made: Any, kind: str, prefix: str | None, numbers: Sequence[int]) -> None:

@@ -39,13 +39,14 @@ _OF_ARRAYS = ("penstock.control_backward.default", "penstock.add_arrays.default"
 _ALIASES = {"aten::detach", "aten::alias", "aten::lift", "aten::lift_fresh"}
 
 _ALSO_LAYERS = frozenset({  # operators of torch with names of Fluid's layers
-    "abs", "acos", "asin", "atan", "ceil", "clamp", "cos", "cross", "cumsum", "dot", "elu", "erf",
-    "exp", "expand", "expand_as", "flip", "floor", "gather", "gelu", "kron", "leaky_relu", "log", "log_softmax",
-    "logical_and", "logical_not", "logical_or", "logical_xor", "logsumexp", "mean", "mul", "pow", "reciprocal",
-    "relu", "relu6", "roll", "round", "rsqrt", "scatter", "selu", "sigmoid", "sign", "sin", "slice", "softmax",
-    "softplus", "split", "sqrt", "square", "squeeze", "stack", "sum", "tanh", "trace", "transpose", "tril",
-    "triu", "unfold", "unique", "where",
+    "abs", "acos", "asin", "atan", "ceil", "clamp", "cos", "cross", "cumsum", "dot", "dropout", "elu", "erf",
+    "exp", "expand", "expand_as", "flip", "floor", "gather", "gelu", "huber_loss", "kron", "leaky_relu", "log",
+    "log_softmax", "logical_and", "logical_not", "logical_or", "logical_xor", "logsumexp", "mean", "mul", "pow",
+    "reciprocal", "relu", "relu6", "roll", "round", "rsqrt", "scatter", "selu", "sigmoid", "sign", "sin", "slice",
+    "smooth_l1_loss", "softmax", "softplus", "split", "sqrt", "square", "squeeze", "stack", "sum", "tanh", "trace",
+    "transpose", "tril", "triu", "unfold", "unique", "where",
 })  # fmt: skip
+_ONLY_PARTS = frozenset({"dropout", "huber_loss", "slice", "smooth_l1_loss"})  # of the layers that have their names
 
 
 class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has not typed it
@@ -115,7 +116,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         rec, schema = self.recording, schema_of(func)
         module, source = self._origin()
         base = schema.name.split("::")[1].rstrip("_")
-        name = self._name_operator(base.lstrip("_"))
+        name = self._name_operator(base.lstrip("_"), schema.name.partition("::")[0])
         role, role_vars = current_role()
         writes = tuple(dict.fromkeys(rec.name_of(t) for t in written_operands(schema, args, kwargs)))
         op = Operator(
@@ -135,11 +136,11 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         self._refuse_sizes_of_data(op)
         rec.program.append(op)
 
-    def _name_operator(self, base: str) -> str:
-        """Return a free name: not that of a layer of Fluid's that the operator is only a part of."""
+    def _name_operator(self, base: str, library: str) -> str:
+        """Return a free name: not that of a layer of Fluid's that the operator is not, or only a part of."""
         layer, results = current_layer(), self.recording.results
-        within = layer and base in _ALSO_LAYERS and (layer != base or base == "slice")  # a slice takes several
-        part = f"{layer}_{base}" if within else base
+        is_layer = base not in _ALSO_LAYERS or (layer == base and base not in _ONLY_PARTS)
+        part = base if is_layer else f"{layer or library}_{base}"
         while f"{(name := self.recording.program.unique_operator(part))}.tmp_0" in results:
             pass
         return name
