@@ -27,6 +27,7 @@ from penstock.native import load_operators, sequences
 from penstock.native import messages as _messages  # noqa: F401 - registers what prints and checks
 from penstock.native import random as _random  # noqa: F401 - registers random numbers
 from penstock.native import recurrent as _recurrent  # noqa: F401 - registers the recurrent layers
+from penstock.native import regions as _regions  # noqa: F401 - registers regions of images
 
 load_operators()
 _OPS = torch.ops.penstock

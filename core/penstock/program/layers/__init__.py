@@ -268,6 +268,7 @@ from penstock.program.layers.ranks import lod_rank_table, max_sequence_len, reor
 from penstock.program.layers.readers import create_py_reader_by_data, double_buffer, py_reader, read_file
 from penstock.program.layers.recurrent import dynamic_gru, dynamic_lstm, lstm
 from penstock.program.layers.recurrent_units import gru_unit
+from penstock.program.layers.regions import roi_align, roi_pool
 from penstock.program.layers.results import named
 from penstock.program.layers.rnn_cells import GRUCell, LSTMCell, RNNCell, rnn
 from penstock.program.layers.sampling import hsigmoid, nce, sampled_softmax_with_cross_entropy
@@ -313,6 +314,7 @@ from penstock.program.layers.tensor import (
     unsqueeze,
 )
 from penstock.program.layers.while_loops import while_loop
+from penstock.program.layers.yolo_loss import yolov3_loss
 from penstock.program.record.declared_sizes import takes_declared_sizes
 from penstock.program.training.schedules import (
     cosine_decay,
@@ -358,7 +360,8 @@ __all__ = [
     "pool3d", "pow", "prelu", "prior_box", "py_func", "py_reader", "randint", "randn", "random_crop", "randperm",
     "range", "rank", "rank_loss", "read_file", "reciprocal", "reduce_all", "reduce_any", "reduce_max",
     "reduce_mean", "reduce_min", "reduce_prod", "reduce_sum", "relu", "relu6", "reorder_lod_tensor_by_rank",
-    "reshape", "resize_bilinear", "resize_nearest", "resize_trilinear", "reverse", "rnn", "roll", "round",
+    "reshape", "resize_bilinear", "resize_nearest", "resize_trilinear", "reverse", "rnn", "roi_align", "roi_pool",
+    "roll", "round",
     "row_conv", "rsqrt", "sampled_softmax_with_cross_entropy", "sampling_id", "scale", "scatter", "scatter_nd",
     "scatter_nd_add", "selu", "sequence_concat", "sequence_conv", "sequence_enumerate", "sequence_expand",
     "sequence_expand_as", "sequence_first_step", "sequence_last_step", "sequence_lengths", "sequence_mask",
@@ -370,8 +373,8 @@ __all__ = [
     "stack", "stanh", "strided_slice", "sum", "sums", "swish", "switch_case", "t", "tanh", "tanh_shrink",
     "target_assign", "teacher_student_sigmoid_loss", "temporal_shift", "tensor_array_to_tensor", "thresholded_relu",
     "topk", "trace", "transpose", "tril", "triu", "unfold", "uniform_random", "uniform_random_batch_size_like",
-    "unique", "unique_with_counts", "unsqueeze", "unstack", "warpctc", "where", "while_loop", "yolo_box", "zeros",
-    "zeros_like",
+    "unique", "unique_with_counts", "unsqueeze", "unstack", "warpctc", "where", "while_loop", "yolo_box",
+    "yolov3_loss", "zeros", "zeros_like",
 ]  # fmt: skip
 
 _SCHEDULES = {

@@ -125,7 +125,7 @@ def yolo_box(
         )
     with name_scope(name or default_main_program().unique("yolo_box")), torch.no_grad():
         head = x.detach().reshape([-1, count, 5 + class_num, rows, columns]).permute(0, 1, 3, 4, 2)
-        place = torch.stack(_places(x, rows, columns), -1)
+        place = torch.stack(places_of(x, rows, columns), -1)
         image = img_size.flip(1).to(x.dtype).reshape([-1, 1, 1, 1, 2])
         sides = torch.stack([x.new_full((), float(v)) for v in anchors]).reshape([1, count, 1, 1, 2])
         middle = (place + head[..., :2].sigmoid()) * image / rows
@@ -139,7 +139,7 @@ def yolo_box(
         return boxes.reshape([-1, count * rows * columns, 4]), scores.reshape([-1, count * rows * columns, class_num])
 
 
-def _places(like: Any, rows: int, columns: int) -> list[Any]:
+def places_of(like: Any, rows: int, columns: int) -> list[Any]:
     """The column and the row of each place, two of [rows, columns], of the dtype of `like`."""
     ones = like.new_ones([rows, columns])
     return [ones.cumsum(1) - 1, ones.cumsum(0) - 1]
@@ -157,7 +157,7 @@ def polygon_box_transform(input: Any, name: str | None = None) -> Any:
             f"{user_line()}: polygon_box_transform needs an even number of channels; got {input!r}", variable=input.name
         )
     with name_scope(name or default_main_program().unique("polygon_box_transform")), torch.no_grad():
-        return torch.stack(_places(input, rows, columns)).repeat(channels // 2, 1, 1) * 4.0 - input.detach()
+        return torch.stack(places_of(input, rows, columns)).repeat(channels // 2, 1, 1) * 4.0 - input.detach()
 
 
 def sigmoid_focal_loss(x: Any, label: Any, fg_num: Any, gamma: float = 2.0, alpha: float = 0.25) -> Any:
