@@ -13,6 +13,7 @@ from penstock.program.optimizers.adaptive import (
 )
 from penstock.program.optimizers.averages import ExponentialMovingAverage, LookaheadOptimizer, ModelAverage
 from penstock.program.optimizers.base import Optimizer
+from penstock.program.optimizers.compressed import DGCMomentumOptimizer
 from penstock.program.optimizers.momentum import (
     DpsgdOptimizer,
     LarsMomentumOptimizer,
@@ -28,8 +29,8 @@ Adadelta, Dpsgd = AdadeltaOptimizer, DpsgdOptimizer
 
 __all__ = [
     "SGD", "Adadelta", "AdadeltaOptimizer", "Adagrad", "AdagradOptimizer", "Adam", "AdamOptimizer", "AdamW",
-    "AdamWOptimizer", "Adamax", "AdamaxOptimizer", "DecayedAdagrad", "DecayedAdagradOptimizer",
-    "Dpsgd", "DpsgdOptimizer",
+    "AdamWOptimizer", "Adamax", "AdamaxOptimizer", "DGCMomentumOptimizer", "DecayedAdagrad",
+    "DecayedAdagradOptimizer", "Dpsgd", "DpsgdOptimizer",
     "ExponentialMovingAverage", "Ftrl", "FtrlOptimizer", "Lamb", "LambOptimizer", "LarsMomentum",
     "LarsMomentumOptimizer", "LookaheadOptimizer", "ModelAverage", "Momentum", "MomentumOptimizer", "Optimizer",
     "RMSProp", "RMSPropOptimizer", "RecomputeOptimizer", "SGDOptimizer",

@@ -113,6 +113,16 @@ class Optimizer(Hooks, Minimizer):
         """Record the kernel that applies rows as they are (only where `sparse_kernel`)."""
         raise NotImplementedError
 
+    def _before_exchange(self, prefix: str, pending: Sequence[PendingGradient], states: Mapping[str, State]) -> None:
+        """Record what a replica does to its own gradients."""
+
+    def _after_exchange(self, pending: Sequence[PendingGradient]) -> Sequence[PendingGradient]:
+        """Return the gradients that are clipped and decayed after their exchange."""
+        return pending
+
+    def _after_updates(self) -> None:
+        """Record what follows all updates."""
+
     # -- Fluid's methods ---------------------------------------------------------------------------
 
     def backward(
@@ -161,21 +171,24 @@ class Optimizer(Hooks, Minimizer):
         states = {one.param.name: self._state_of(one, prefix, step) for one in pending}
         if is_derived(self):
             self._begin(prefix, pending)
+        self._before_exchange(prefix, pending, states)
+        changed = self._after_exchange(pending)
         for one in pending:
             if not self.sparse_kernel or self._changes(one):
                 one.reserve()
         unscale = self._scaling.prepare(pending) if self._scaling is not None else None
-        clips = prepare_clips(pending, self._grad_clip, prefix)
+        clips = prepare_clips(changed, self._grad_clip, prefix)
         with torch.no_grad(), recording_modes(recording_of(pending[0].param.program)), role(Role.OPTIMIZE):
             if step is not None:
                 step.add_(1.0)
             if unscale is not None:
                 unscale()
             clips()
-            regularize(pending, self._regularization)
+            regularize(changed, self._regularization)
             for one in pending if not is_derived(self) else ():
                 with one.role():
                     self._update(one, _scalar(rate, one.attribute.learning_rate), states[one.param.name])
+            self._after_updates()
 
         if is_derived(self):
             with torch.no_grad(), role(Role.OPTIMIZE):
