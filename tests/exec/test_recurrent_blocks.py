@@ -362,3 +362,24 @@ def test_a_static_input_of_laid_out_rows_is_refused() -> None:
             rnn.output(rnn.step_input(x))
             with pytest.raises(ProgramError, match=r"make it .* within the block"):
                 rnn.static_input(L.sequence_reshape(y, 2))
+
+
+def test_a_dynamic_rnn_counts_its_steps() -> None:
+    def build() -> list[Any]:
+        x = L.data("x", [4], dtype="float64", lod_level=1)
+        rnn: Any = L.DynamicRNN()
+        uncounted: Any = L.DynamicRNN()
+        before = rnn.step_idx
+        assert before is None
+        with rnn.block():
+            row = rnn.step_input(x)
+            rnn.output(row * L.cast(rnn.step_idx, "float64") + L.cast(rnn.step_idx * 2, "float64"))
+        with uncounted.block():
+            uncounted.output(uncounted.step_input(x))
+        return [rnn(), rnn.step_idx, uncounted.step_idx]
+
+    rows = random(sum(LENGTHS), 4)
+    found, number_of_steps, of_uncounted = results(build, {"x": fluid.create_lod_tensor(rows, [LENGTHS])})
+    steps = np.concatenate([np.arange(length) for length in LENGTHS])[:, None]
+    np.testing.assert_allclose(found, rows * steps + 2 * steps, rtol=1e-14)
+    assert number_of_steps.tolist() == of_uncounted.tolist() == [max(LENGTHS)]

@@ -351,3 +351,42 @@ def test_a_branch_behind_the_last_operator_is_guarded(guarded: bool) -> None:
             exe.run(main, {"x": np.ones((2, 2))}, [doubled])
     finally:
         fluid.framework.switch_main_program(before)
+
+
+RANGES = [(0, 5, 1, "int64"), (2, 9, 3, "int64"), (9, 2, -3, "int32"), (0.5, 2.0, 0.25, "float64"), (4, 4, 1, "int64")]
+
+
+@pytest.mark.parametrize(("start", "end", "step", "dtype"), RANGES)
+@pytest.mark.parametrize("of_data", ["end", "all"])
+def test_a_range_between_values(start: float, end: float, step: float, dtype: str, of_data: str) -> None:
+    def build() -> list[Any]:
+        bounds = [fluid.data(name, [1], dtype) for name in ("start", "end", "step")]
+        first, last, by = bounds if of_data == "all" else (start, bounds[1], step)
+        found = L.range(first, last, by, dtype)
+        return [found, L.reduce_sum(found)]
+
+    feed: dict[str, Any] = {n: np.array([v], dtype) for n, v in (("start", start), ("end", end), ("step", step))}
+    found, total = Built(build).run(None, **(feed if of_data == "all" else {"end": feed["end"]}))
+    wanted = np.arange(start, end, step).astype(dtype)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
+    assert total.item() == wanted.sum()
+
+
+def test_a_range_that_never_ends_is_refused() -> None:
+    built = Built(lambda: [L.range(0, fluid.data("end", [1], "int64"), 1, "int64")])
+    with pytest.raises(OperatorError):
+        built.run(end=np.array([-1]))
+
+
+def test_a_range_to_a_size_of_a_variable() -> None:
+    def build() -> list[Any]:
+        x = fluid.data("x", [None, None, 2], "float64")
+        positions = L.range(0, L.shape(x)[1], 1, "int64")
+        return [positions, L.embedding(L.unsqueeze(positions, [1]), [9, 2], dtype="float64", param_attr="table")]
+
+    built = Built(build)
+    for steps in (3, 5):
+        positions, rows = built.run(x=np.zeros((2, steps, 2)))
+        assert positions.tolist() == list(range(steps))
+        np.testing.assert_array_equal(rows, np.array(built.scope.find_var("table"))[:steps])

@@ -14,7 +14,7 @@ import torch
 
 from penstock.exec import devices
 from penstock.exec.fed_state import check_number, set_own, set_state, state_in
-from penstock.exec.feeding import Feed, Inputs, Share, check_guards, has_batch, has_declared_rows, is_computed
+from penstock.exec.feeding import Feed, Inputs, Share, check_guards, has_batch, has_rows_of_its_own, is_computed
 from penstock.exec.lowering import Lowered
 from penstock.exec.memory import ReplicaMemory
 from penstock.lod_tensor import LoDTensor
@@ -86,7 +86,7 @@ class Feeds:
         self._names = [v.name for v in variables]
         self._symbols = list(dict.fromkeys(s for v in variables for _, s in _symbols(v)))
         plain = on_cpu and not fed_loss_gradient and not any(v.buffer for v in variables)
-        plain = plain and (num_replicas == 1 or not any(map(has_declared_rows, variables)))
+        plain = plain and (num_replicas == 1 or not any(map(has_rows_of_its_own, variables)))
         plain = plain and not steps_of(program)  # made of the lengths, in Python
         plain = plain and not any(is_computed(d) for v in variables for d in v.shape)
         self._reader = _reader(program, variables, self._symbols) if plain and variables else None

@@ -24,7 +24,7 @@ from penstock.program.expr import Expr, evaluate
 from penstock.program.ir import Guard, Role, VarDesc, unknown_variable
 from penstock.program.kernels import bind_symbols
 from penstock.program.program import Program
-from penstock.program.sequences import STEPS, batch_symbol, is_declared_size, is_ragged
+from penstock.program.sequences import STEPS, batch_symbol, is_declared_size, is_ragged, is_rows_of_positions
 
 Feed = Mapping[str, Any] | Sequence[Any] | None
 Share = dict[str, torch.Tensor]
@@ -191,7 +191,7 @@ def has_batch(program: Program, name: str) -> bool:
     """Whether dimension 0 of a feed is the batch."""
     shape = program.variables[name].shape
     first = shape[0] if shape else None
-    if not isinstance(first, Expr) or first.op != "sym" or has_declared_rows(program.variables[name]):
+    if not isinstance(first, Expr) or first.op != "sym" or has_rows_of_its_own(program.variables[name]):
         return False
     return not is_ragged(program, name) and not name.endswith(STEPS)
 
@@ -232,6 +232,7 @@ def split(
                 f"feeds {first!r} and {name!r} must have the same number of rows, but have {total} and {size}"
             )
     sizes = share_sizes(total, num_replicas)
+    _refuse_positions(program, tensors, len(sizes))
     shares: list[dict[str, torch.Tensor]] = [{} for _ in sizes]
     ragged = ragged or RaggedInputs(program)
     own, several = ragged.names, _rows_of_shares(program, tensors, sizes)
@@ -248,6 +249,7 @@ def split(
 
 def _split_declared(program: Program, tensors: Mapping[str, torch.Tensor], num_replicas: int) -> list[Share]:
     """Shares of a feed without a batch: of inputs whose declared rows are not fixed a part, as in Fluid, else all."""
+    _refuse_positions(program, tensors, num_replicas)
     several = {n for n in tensors if has_declared_rows(program.variables[n])}
     if min((tensors[name].shape[0] for name in several), default=0) < num_replicas:
         return [dict(tensors) for _ in range(num_replicas)]
@@ -259,6 +261,28 @@ def has_declared_rows(var: VarDesc) -> bool:
     """Whether the first size of an input is a declared one that another number may be fed for."""
     first = var.shape[0] if var.shape else 0
     return isinstance(first, Expr) and first.op == "sym" and is_declared_size(str(first.args[0]))
+
+
+def has_rows_of_its_own(var: VarDesc) -> bool:
+    """Whether an input has rows apart from the batch: declared ones, or those of positions among words."""
+    return has_declared_rows(var) or _has_positions(var)
+
+
+def _has_positions(var: VarDesc) -> bool:
+    first = var.shape[0] if var.shape else 0
+    return isinstance(first, Expr) and first.op == "sym" and is_rows_of_positions(str(first.args[0]))
+
+
+def _refuse_positions(program: Program, tensors: Mapping[str, torch.Tensor], num_shares: int) -> None:
+    """Raise FeedError for positions in a feed that would be split: they count the rows of all of it."""
+    found = next((n for n in tensors if _has_positions(program.variables[n])), None)
+    if found is not None and num_shares > 1:
+        raise FeedError(
+            f"feed {found!r} belongs to positions among all rows of the feed (layers.gather), so {num_shares} replicas "
+            "cannot share it. Feed a list of dicts, one for each replica, with positions of its own, or use one "
+            "replica (CPU_NUM=1)",
+            variable=found,
+        )
 
 
 def merge(parts: Sequence[torch.Tensor]) -> torch.Tensor:

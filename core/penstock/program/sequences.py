@@ -24,6 +24,11 @@ def is_declared_size(symbol: str) -> bool:
     return symbol.startswith("f")
 
 
+def is_rows_of_positions(symbol: str) -> bool:
+    """Whether a size symbol is the number of positions that rows are taken by (record/rows_of_positions.py)."""
+    return symbol.startswith("r")
+
+
 def batch_symbol(program: Structure) -> str:
     """Return the symbol of the batch; '' for a program without one."""
     return next((symbol for symbol in program.symbols[:1] if not is_declared_size(symbol)), "")
@@ -71,7 +76,8 @@ def steps_of(program: Structure) -> list[VarDesc]:
 
 
 def row_symbols(program: Structure) -> Iterator[str]:
-    """Give the symbols of rows and steps of ragged inputs: they differ from step to step."""
+    """Give the symbols of rows and steps of ragged inputs, and of positions: they differ from step to step."""
+    yield from filter(is_rows_of_positions, program.symbols)
     for var in (*ragged_feeds(program), *steps_of(program)):
         assert isinstance(var.shape[0], Expr)
         yield from var.shape[0].symbols()

@@ -13,11 +13,14 @@ from penstock.errors import ProgramError
 from penstock.program.ir import VarDesc
 from penstock.program.layers.sizes import sizes_in
 from penstock.program.layers.tensor import assign, fill_constant
+from penstock.program.record.arrays import counted
 from penstock.program.record.context import default_main_program
 from penstock.program.record.declared import Declared, written
 from penstock.program.record.opening import recording_of
+from penstock.program.record.rows_of_positions import open_rows
 from penstock.program.record.source import user_line
-from penstock.program.record.variable import Variable, dtype_named, recording_modes, wrap
+from penstock.program.record.unsized import read_all, sized_in_block
+from penstock.program.record.variable import Variable, dtype_named, recording_modes, recording_now, wrap
 from penstock.program.training.parameters import constant_state
 
 
@@ -77,10 +80,31 @@ def fill_constant_batch_size_like(
 
 
 def range(start: Any, end: Any, step: Any, dtype: str) -> Any:
-    """Return start, start + step, … below end. The three are numbers: sizes cannot depend on data."""
-    if any(isinstance(v, Variable) for v in (start, end, step)):
-        raise ProgramError(f"{user_line()}: range of variables has a size that depends on data; give numbers")
-    return _made(lambda: torch.arange(start, end, step, dtype=dtype_named(dtype)))
+    """Return start, start + step, … below end, or above it where the step is below 0.
+
+    Each is a number, or a variable of one element. Of variables, how many there are follows from data: the result is
+    unsized, and an end that is never reached is an OperatorError of the run.
+    """
+    given, kind = (start, end, step), dtype_named(dtype)
+    if any(isinstance(v, Variable) for v in given):
+        return _range_of_data(given, kind)
+    return _made(lambda: torch.arange(start, end, step, dtype=kind))
+
+
+def _range_of_data(given: Sequence[Any], kind: torch.dtype) -> Any:
+    recording = recording_now(next(v._recording for v in given if isinstance(v, Variable)))
+
+    def build() -> Any:
+        bounds = read_all(recording, list(given))
+        known = next(v for v in bounds if isinstance(v, Variable))
+        start, end, step = (
+            v.to(kind).reshape([1]) if isinstance(v, Variable) else known.new_full([1], v, dtype=kind) for v in bounds
+        )
+        exact = kind if kind.is_floating_point else torch.float64
+        count = torch.ceil((end - start).to(exact) / step).to(torch.int64)
+        return counted(recording, count).to(kind) * step + start
+
+    return sized_in_block(recording, build)
 
 
 def linspace(start: float, stop: float, num: int, dtype: str) -> Any:
@@ -119,7 +143,12 @@ def reverse(x: Any, axis: int | Sequence[int]) -> Any:
 
 
 def gather(input: Any, index: Any, overwrite: bool = True) -> Any:
-    """Return the rows of `input` at the positions `index`, int [n] or [n, 1]."""
+    """Return the rows of `input` at the positions `index`, int [n] or [n, 1].
+
+    Positions among the words of a batch, which are an input, are as many as are fed, one row a sample or not.
+    """
+    if isinstance(input, Variable) and isinstance(index, Variable):
+        open_rows(recording_now(input._recording), input, index)
     rows = index.reshape([-1])
     return torch.index_select(input, 0, rows)
 

@@ -12,14 +12,17 @@ from typing import Any
 from penstock.errors import ProgramError
 from penstock.program.expr import Expr
 from penstock.program.layers.control_flow import expect_rows
+from penstock.program.layers.functions import increment
 from penstock.program.layers.sequences import one_length
 from penstock.program.layers.static_rnn import Recurrence
+from penstock.program.layers.tensor import fill_constant
 from penstock.program.record.blocks import Recorded, control, recorded_block, sub_block, symbols_of
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.declared_sizes import fix_all
 from penstock.program.record.opening import recording_of
 from penstock.program.record.ragged import join_rows
 from penstock.program.record.recording import Recording
+from penstock.program.record.rows_of_positions import fix_rows
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, dtype_named, wrap
 from penstock.program.record.versions import take_over
@@ -41,6 +44,21 @@ class DynamicRNN(Recurrence):
         super().__init__(name)
         self._lengths: Any = None
         self._statics: list[tuple[Variable, Variable]] = []
+        self._step_idx: Any = None
+
+    @property
+    def step_idx(self) -> Any:
+        """The number of the step, int64 [1], counted from 0; behind the block that of all steps. None before it."""
+        if self._block is not None and self._step_idx is None:
+            with self._block.outside():
+                self._step_idx = fill_constant([1], "int64", 0)
+        if self._results is not None and self._step_idx is None:
+            self._step_idx = self._lengths.max().reshape([1])
+        return self._step_idx
+
+    def _end_step(self) -> None:
+        if self._step_idx is not None:
+            increment(self._step_idx)
 
     def block(self) -> Any:
         """Return the context in which the block is recorded."""
@@ -219,6 +237,7 @@ class IfElse:
         recording = recording_of(default_main_program())
         self._outputs = []
         fix_all(recording)
+        fix_rows(recording)
         if self._rows is None and not _is_symbol(recording.own(self._cond).desc.shape[0]):
             self._rows = recording.symbols.new_of_data()
         with name_scope(self._name), recorded_block(recording) as block:

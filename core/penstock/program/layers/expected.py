@@ -12,8 +12,9 @@ from penstock.program.eager import advice, words
 from penstock.program.record.failures import described
 from penstock.program.record.multiples import multiply_rows
 from penstock.program.record.ragged import join_rows
+from penstock.program.record.rows_of_positions import fix_unequal_rows
 from penstock.program.record.source import user_line
-from penstock.program.record.variable import Variable
+from penstock.program.record.variable import Variable, recording_now
 
 
 def shown(x: Any) -> str:
@@ -53,6 +54,7 @@ def expect_labels(layer: str, input: Any, label: Any, *, soft: bool, axis: int =
         return
     join_rows(input._recording, [input, label])
     multiply_rows(input._recording, [input, label])
+    fix_unequal_rows(recording_now(input._recording), input, label)
     if soft:
         expect_same_shape(layer, input, label)
         return

@@ -168,10 +168,3 @@ def sequence_scatter(input: Any, index: Any, updates: Any, name: str | None = No
         rows = record_call(torch.ops.penstock.sequence_rows, (own, index.shape[0], "sequence"), {})
         places = (rows, index.reshape([-1]).to(torch.int64))
         return torch.index_put(input, places, updates.reshape([-1]), accumulate=True)
-
-
-def counted(recording: Recording, value: Any) -> Any:
-    """Return 0, 1, … below the value of a variable of one element, int64 [m], in the block that is open."""
-    fake = empty_fake([recording.symbols.new_of_data()], None, torch.int64)
-    append(recording, "rows_counted", (value,), [fake])
-    return recording.handle(fake)

@@ -18,10 +18,11 @@ from penstock.errors import ProgramError
 from penstock.program.expr import Dim, Expr
 from penstock.program.ir import VarDesc
 from penstock.program.layers.inputs import fluid_data, rows_input, steps_input
-from penstock.program.layers.levels import counted, picked_rows, repeat_sequences
+from penstock.program.layers.levels import picked_rows, repeat_sequences
 from penstock.program.layers.network import fc
 from penstock.program.layers.sizes import known_size
 from penstock.program.program import Program
+from penstock.program.record.arrays import counted
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.opening import recording_of
 from penstock.program.record.ragged import join_rows

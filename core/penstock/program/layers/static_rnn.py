@@ -16,6 +16,7 @@ from penstock.program.record.blocks import OpenBlock, Recorded, control, recorde
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.opening import recording_of
 from penstock.program.record.recording import Recording
+from penstock.program.record.rows_of_positions import fix_rows
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, dtype_named, record_call, wrap
 from penstock.program.record.versions import take_over
@@ -49,10 +50,12 @@ class Recurrence:
         if self._results is not None:
             raise ProgramError(f"{user_line()}: this {self.what} has a block already; make another one")
         recording = recording_of(default_main_program())
+        fix_rows(recording)  # a step has the rows of the batch, or of a part of it
         with name_scope(self._name):
             with recorded_block(recording) as block:
                 self._block, block.is_step = block, True
                 yield
+                self._end_step()
                 self._check()
                 outputs = [recording.own(v).name for v in self._outputs]
                 updates = [recording.own(m.updated).name for m in self._memories.values()]
@@ -62,6 +65,9 @@ class Recurrence:
             self._results = self._record(recording, recorded, outputs, updates)
             for inside in (*(v for v, _ in self._steps), *(m.handle for m in self._memories.values())):
                 recording.take_out(inside.name)
+
+    def _end_step(self) -> None:
+        """Record what stands behind the script's lines in each step."""
 
     def _check(self) -> None:
         late = [m.handle.name for m in self._memories.values() if m.updated is None]

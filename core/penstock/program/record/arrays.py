@@ -81,6 +81,13 @@ def _argument(recording: Recording, value: Any) -> Arg:
     return tuple(_argument(recording, one) for one in value) if isinstance(value, (list, tuple)) else value
 
 
+def counted(recording: Recording, value: Any) -> Any:
+    """Return 0, 1, … below the value of a variable of one element, int64 [m], in the block that is open."""
+    fake = empty_fake([recording.symbols.new_of_data()], None, torch.int64)
+    append(recording, "rows_counted", (value,), [fake])
+    return recording.handle(fake)
+
+
 def in_block(recording: Recording, build: Callable[[], list[str]]) -> list[torch.Tensor]:
     """Append operators on arrays to the open block, or to one of their own; return their results."""
     if recording.open_blocks:

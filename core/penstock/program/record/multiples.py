@@ -19,7 +19,7 @@ from penstock.program.program import Program
 from penstock.program.record.fakes import empty_fake
 from penstock.program.record.recording import Recording
 from penstock.program.record.rows_of_inputs import Readers, input_of, readers_of
-from penstock.program.sequences import batch_symbol, is_ragged
+from penstock.program.sequences import batch_symbol, is_ragged, is_rows_of_positions
 
 
 def multiply_rows(recording: Recording, operands: Any) -> None:
@@ -33,7 +33,7 @@ def inputs_to_multiply(recording: Recording, operands: Any) -> dict[str, Expr]:
     program = recording.program
     names = [leaf.name for leaf in tree_leaves(operands) if hasattr(leaf, "fake")]
     found = [program.variables[name] for name in dict.fromkeys(names) if name in program.variables]
-    rows = {v.shape[0] for v in found if v.shape and _is_multiple(program, v.shape[0])}
+    rows = {v.shape[0] for v in found if v.shape and (_of_positions(v.shape[0]) or is_multiple(program, v.shape[0]))}
     if len(rows) != 1 or recording.open_blocks:
         return {}
     (wanted,) = rows
@@ -41,7 +41,7 @@ def inputs_to_multiply(recording: Recording, operands: Any) -> dict[str, Expr]:
     batch = sym(batch_symbol(program))
     names = [input_of(program, v.name) for v in found if v.shape[:1] == (batch,)]
     inputs = [program.variables[name] for name in dict.fromkeys(names) if name and name not in recording.declared]
-    return {var.name: wanted for var in inputs if _may_change(recording, var)}
+    return {var.name: wanted for var in inputs if may_change(recording, var)}
 
 
 @contextmanager
@@ -65,7 +65,11 @@ def multiplied(recording: Recording, rows: Mapping[str, Expr]) -> Iterator[None]
         raise
 
 
-def _is_multiple(program: Program, size: Dim) -> bool:
+def _of_positions(size: Dim) -> bool:
+    return isinstance(size, Expr) and size.op == "sym" and is_rows_of_positions(str(size.args[0]))
+
+
+def is_multiple(program: Program, size: Dim) -> bool:
     """Whether a size is the batch times something that feeds tell."""
     batch = batch_symbol(program)
     if not isinstance(size, Expr) or size.op != "*" or batch not in size.symbols():
@@ -77,7 +81,8 @@ def _is_multiple(program: Program, size: Dim) -> bool:
     return (twice, thrice) == (2 * once, 3 * once)
 
 
-def _may_change(recording: Recording, var: VarDesc) -> bool:
+def may_change(recording: Recording, var: VarDesc) -> bool:
+    """Whether an input with one row a sample, and what was made of it, may get other rows."""
     program = recording.program
     is_plain = var.feed and not var.buffer and not is_ragged(program, var.name)
     if not is_plain or var.shape[:1] != (sym(batch_symbol(program)),):

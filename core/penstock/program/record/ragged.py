@@ -7,8 +7,8 @@ another, or one whose lengths no operator has read with the batch. So are other 
 of two padded inputs. Where rows are a share of a ragged input's, s1 // 3, and others the batch, the call is made with
 the former counted in the run (`penstock.expect_rows`); so is the batch where another operand has a fixed number of
 rows, which Fluid compares in the run, too, and so are sums of the rows of inputs, s1 + s2 beside s3 + s4, as
-`sequence_concat` gives them. An input may turn out to have several rows a sample (multiples.py). If all fails, the
-first error is raised and nothing has changed.
+`sequence_concat` gives them. An input may turn out to have several rows a sample (multiples.py), and positions to
+have one (rows_of_positions.py). If all fails, the first error is raised and nothing has changed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from penstock.program.program import Program
 from penstock.program.record.declared_sizes import ways_to_fix
 from penstock.program.record.multiples import inputs_to_multiply, multiplied
 from penstock.program.record.recording import Recording
+from penstock.program.record.rows_of_positions import rows_as_batch
 from penstock.program.record.substitution import substituted
 from penstock.program.sequences import LENGTHS, STEPS, batch_symbol, is_declared_size, ragged_feeds
 
@@ -55,6 +56,9 @@ def with_equal_rows(
             return call(operands)
     if several:
         with contextlib.suppress(Exception), multiplied(recording, several):
+            return call(operands)
+    if of_positions := rows_as_batch(recording):
+        with contextlib.suppress(Exception), substituted(recording, of_positions):
             return call(operands)
     for counted, rows in _rows_to_count(recording, operands, shares, sums):
         with contextlib.suppress(Exception):

@@ -186,6 +186,12 @@ class Recording:
         self.symbols.sizes.declared[name] = number
         return self.symbols.new(name, number)
 
+    def new_rows_of_positions(self) -> Any:
+        """Return the torch.SymInt of a new symbol, of rows apart from the batch; see rows_of_positions.py."""
+        name = self._free_symbol("r")
+        self.program.symbols.append(name)
+        return self._symbol(name)
+
     def adopt_symbols(self) -> None:
         """Make torch's symbols for those that the Program has already; the first is the batch."""
         sizes = [self._symbol(name) for name in self.program.symbols]
