@@ -24,6 +24,7 @@ from penstock.ps.durability.wal import AppliedIndex
 from penstock.ps.persistence import recover_server
 from penstock.ps.remote import PsMode
 from penstock.ps.rounds.messages import Tick
+from penstock.ps.storage import Gradient
 from penstock.scope import Scope
 from penstock.serving.storage import ProgramStorage
 from penstock.transpile.partition import Partition
@@ -34,6 +35,10 @@ MODES: list[PsMode] = ["sync", "async", "half_async"]
 
 def momentum() -> Any:
     return fluid.optimizer.Momentum(0.1, 0.9)
+
+
+def decayed_adam() -> Any:
+    return fluid.optimizer.Adam(fluid.layers.exponential_decay(0.05, 1, 0.5))
 
 
 def sgd() -> Any:
@@ -119,11 +124,12 @@ def num_native(job: Job) -> int:
     return 0 if native is None else native.num_steps
 
 
+@pytest.mark.parametrize("make", [momentum, decayed_adam])
 @pytest.mark.parametrize("mode", MODES)
-def test_prepared_steps_train_as_python_does_to_the_bit(start: Start, mode: PsMode) -> None:
+def test_prepared_steps_train_as_python_does_to_the_bit(start: Start, mode: PsMode, make: Any) -> None:
     found = []
     for natively in (False, True):
-        job = start(mode, natively=natively, make=momentum)
+        job = start(mode, natively=natively, make=make)
         seen = [step(job, seed) for seed in range(6)]
         server = job.servers[0]
         with server._dispatcher.frozen():
@@ -136,10 +142,11 @@ def test_prepared_steps_train_as_python_does_to_the_bit(start: Start, mode: PsMo
     assert found[0] == found[1]
 
 
-def test_rounds_of_two_trainers_are_as_in_python_to_the_bit(start: Start) -> None:
+@pytest.mark.parametrize("make", [momentum, decayed_adam])
+def test_rounds_of_two_trainers_are_as_in_python_to_the_bit(start: Start, make: Any) -> None:
     found = []
     for natively in (False, True):
-        job = start("sync", num_trainers=2, natively=natively)
+        job = start("sync", num_trainers=2, natively=natively, make=make)
         found.append(([all_step(job, seed) for seed in range(8)], state_of(job)))
         merges = {key: row.merges for key, row in job.servers[0].counters.rows().items() if row.merges}
         assert set(merges.values()) == {8}
@@ -184,10 +191,12 @@ def test_a_prepared_step_whose_answer_is_lost_is_applied_once(start: Start, mode
     assert state_of(job) == state_of(expected)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_copy_taken_during_prepared_steps_is_of_whole_steps(start: Start, mode: PsMode, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "make"), [*((mode, momentum) for mode in MODES), ("sync", decayed_adam)])
+def test_a_copy_taken_during_prepared_steps_is_of_whole_steps(
+    start: Start, mode: PsMode, make: Any, tmp_path: Path
+) -> None:
     num_steps = 60
-    expected, job = start(mode, natively=False), start(mode)
+    expected, job = start(mode, natively=False, make=make), start(mode, make=make)
     assert step(expected, -1) == step(job, -1), "by messages, without rounds block by block"
     states = [{}, state_of(expected)]
     for seed in range(num_steps):
@@ -203,7 +212,7 @@ def test_a_copy_taken_during_prepared_steps_is_of_whole_steps(start: Start, mode
     assert num_native(job) >= 1
     assert state_of(job) == states[-1]
     for number in range(copies):
-        again, applied = stored(mode, kind=ProgramStorage), AppliedIndex(trainers=1, keeps_changes=False)
+        again, applied = stored(mode, make=make, kind=ProgramStorage), AppliedIndex(trainers=1, keeps_changes=False)
         recover_server(tmp_path / str(number), again, applied, job="local", blocks=list(again.blocks()))
         found = {name: {key: t.tolist() for key, t in tensors.items()} for name, tensors in again.state()}
         assert found == states[applied.round] if mode == "sync" else found in states
@@ -242,6 +251,23 @@ def test_what_is_staged_while_python_prepares_is_not_overtaken(start: Start, mon
         pass
     step(job, 4)
     assert num_native(job) == before
+
+
+def test_what_is_staged_after_prepared_rounds_is_of_the_round_to_come(start: Start) -> None:
+    found, gradient = [], Gradient(torch.ones(WIDTH, OUT), None, 0)
+    for natively in (False, True):
+        job = start("sync", natively=natively, make=decayed_adam)
+        storage: Any = job.storages[0]
+        for seed in range(4):
+            step(job, seed)
+        with job.servers[0]._dispatcher.frozen():
+            assert storage.stage("weight", gradient) is not None
+        before = num_native(job)
+        step(job, 4)
+        assert (num_native(job) > before) == natively
+        with job.servers[0]._dispatcher.frozen():
+            found.append(storage.stage("weight", gradient).tolist())
+    assert found[0] == found[1]
 
 
 def test_trainers_that_leave_and_join_between_prepared_rounds(start: Start) -> None:

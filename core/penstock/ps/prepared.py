@@ -15,9 +15,9 @@ Python    during a hold (`held`), which begins when nothing native is under way 
 A step that waits for those of others is handed to Python by any hold, and after 250 ms in any case, as if it had just
 come; so leases, stragglers, meetings and joins are Python's alone. What does not fit goes to Python too: another round
 or epoch, a repetition, a push of other blocks, messages in parts, 8 MiB of gradients or more. Nothing is prepared where
-Python has something to do at every step: a log, a round block (learning-rate schedules), tables, delay compensation,
-GEO, staged values, or a machine that is not at rest (a member that starts with a later round or is expected back, a
-meeting, a refusal, a request that waits).
+Python has something to do at every step: a log, tables, delay compensation, a round block that needs sizes, GEO, staged
+values, or a machine that is not at rest (a member that starts with a later round or is expected back, a meeting, a
+refusal, a request that waits).
 
 Leases: each request that is carried out renews its sender's, as of when it came, in the machine with the next hold.
 A failed update leaves blocks half done, as it does in Python: nothing is prepared any more, and the server ends.
@@ -62,10 +62,16 @@ class PreparableStorage(Storage, Protocol):
 
     @property
     def is_preparable(self) -> bool:
-        """Whether every update is of its blocks alone: no table, no round block, nothing that pulls change."""
+        """Whether every update is of its blocks and of a round's numbers alone: no table, nothing that pulls change."""
 
-    def prepared_update(self, blocks: Sequence[str]) -> PreparedUpdate:
-        """Return the update of these blocks, fed in this order, each with its values, or its rows and values."""
+    def prepared_update(self, blocks: Sequence[str], *, begins_round: bool) -> PreparedUpdate:
+        """Return the update of these blocks, fed in this order, each with its values, or its rows and values.
+
+        `begins_round`: it does what `begin_round` does before.
+        """
+
+    def rounds_passed(self) -> None:
+        """Note that native code has begun rounds. All blocks' locks could be held."""
 
 
 class PreparedSteps:
@@ -121,8 +127,10 @@ class PreparedSteps:
                 {(m[0], name): m[3][at] for m, name, at in of_blocks if versions[at]},
                 {(m[0], name): m[4][at] for m, name, at in of_blocks if m[4][at] >= 0},
             )
-            if self._is_sync:
+            if self._is_sync and self._applied.round != number:
                 self._applied.round = number
+                assert self._storage is not None
+                self._storage.rounds_passed()
             for (trainer, block), step in passed.pushed.items():
                 self._applied.applied[trainer, block] = (passed.members[trainer], step)
             self._passed = passed
@@ -168,7 +176,7 @@ class PreparedSteps:
             return
         assert self._storage is not None
         names = sorted(gradients)
-        update = self._storage.prepared_update(names)
+        update = self._storage.prepared_update(names, begins_round=self._is_sync)
         with self._lock:
             if kinds not in self._known:
                 self.native.know(

@@ -50,9 +50,13 @@ class _Plan:
 
 
 class UpdatePlans:
-    """Plans of one server by the blocks that they update. Runs are one at a time. Thread-safe."""
+    """Plans of one server by the blocks that they update. Runs are one at a time. Thread-safe.
 
-    def __init__(self, updates: Sequence[BlockUpdate], *, num_threads: int) -> None:
+    `round`: the round block, of programs that have one.
+    """
+
+    def __init__(self, updates: Sequence[BlockUpdate], *, num_threads: int, round: BlockUpdate | None = None) -> None:
+        self._round = round
         self._updates = {update.name: update for update in updates}
         self._num_threads = num_threads
         self._plans: dict[tuple[str, ...], _Plan] = {}
@@ -86,10 +90,15 @@ class UpdatePlans:
                 for slot in plan.fed:  # they look at memory of a message
                     plan.plan.clear(slot)
 
-    def prepared(self, blocks: Sequence[str]) -> PreparedUpdate:
-        """Return the update of these blocks for native code, which runs it while `run` is not called."""
+    def prepared(self, blocks: Sequence[str], *, begins_round: bool) -> PreparedUpdate:
+        """Return the update of these blocks for native code, which runs it while `run` is not called.
+
+        `begins_round`: the round block runs before.
+        """
         with self._lock:
             plan, engine = self._plan_of(tuple(blocks))
+            if begins_round and self._round is not None:
+                plan = _plan([self._updates[name] for name in blocks], self._num_threads, self._round)
 
         def error(op_index: int, message: str, inputs: str) -> OperatorError:
             return _named(EngineError(message, instruction=-1, op_index=op_index, inputs=inputs), plan)
@@ -114,7 +123,8 @@ def _named(error: EngineError, plan: _Plan) -> OperatorError:
     return operator_error(plan.operators[error.op_index], error.message, {"inputs": error.inputs})
 
 
-def _plan(updates: Sequence[BlockUpdate], num_threads: int) -> _Plan:
+def _plan(updates: Sequence[BlockUpdate], num_threads: int, before: BlockUpdate | None = None) -> _Plan:
+    """Return a plan of these updates. `before`: is done first."""
     slots: dict[tuple[str, str], int] = {}  # (block, name); persistables of all blocks under ""
 
     def slot(update: BlockUpdate, name: str) -> int:
@@ -122,7 +132,8 @@ def _plan(updates: Sequence[BlockUpdate], num_threads: int) -> _Plan:
         return slots.setdefault(key, len(slots))
 
     calls: list[tuple[BlockUpdate, Operator, list[tuple[str, object]], list[Any]]] = []
-    for update in updates:
+    all_updates = [*([] if before is None else [before]), *updates]
+    for update in all_updates:
         for name in (*update.bound, *update.fed):
             slot(update, name)
         for op in update.operators:
@@ -134,13 +145,14 @@ def _plan(updates: Sequence[BlockUpdate], num_threads: int) -> _Plan:
     for index, (update, op, args, outputs) in enumerate(calls):
         made.operators.append(op)
         parts = _add(made.plan, index, op, args, outputs, _num_parts(update, op, num_threads))
-        for before in last.get(update.name, ()):
+        first = last.get(before.name, ()) if before is not None else ()
+        for earlier in last.get(update.name, first):
             for at in parts:
-                made.plan.edge(before, at)
+                made.plan.edge(earlier, at)
         last[update.name] = parts
     for index in made.fed:
         made.plan.keep(index)
-    bound = {slot(update, name): tensor for update in updates for name, tensor in update.bound.items()}
+    bound = {slot(update, name): tensor for update in all_updates for name, tensor in update.bound.items()}
     for index in bound:
         made.plan.keep(index)
     made.plan.seal()

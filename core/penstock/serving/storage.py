@@ -32,6 +32,7 @@ from penstock.transpile.pserver import Served, ServerDescription, describe, pull
 from penstock.transpile.tables import is_scratch, is_state
 
 NUMBERS, COUNTS = "numbers", "counts"
+_ROUND = "\0round"  # no block's name
 Tensors = dict[str, torch.Tensor]
 
 
@@ -61,11 +62,11 @@ class ProgramStorage:
             made = _Table(program, scope, served, own, clock) if is_table else _Dense(program, scope, served, own)
             self._blocks[served.name] = made
         updates = [u for b in self._blocks.values() if (u := b.update_of()) is not None]
-        self._plans = UpdatePlans(updates, num_threads=usable_cores())
         round_operators = operators.get(description.round_block, []) if description.round_block else []
-        self._has_round_block = bool(round_operators)
         self._numbers = _persistables(program, scope, round_operators)
         self._round = PreparedBlock(program, round_operators, self._numbers)
+        before = BlockUpdate(_ROUND, round_operators, self._numbers, ()) if round_operators else None
+        self._plans = UpdatePlans(updates, num_threads=usable_cores(), round=before)
         self._round_lock = threading.Lock()
         others = [name for b in self._blocks.values() if b.update_of() is None for name in b.kept()]
         self._staged = StagedUpdates(program, updates, round_operators, self._numbers, others, self._round_lock)
@@ -133,12 +134,20 @@ class ProgramStorage:
 
     @property
     def is_preparable(self) -> bool:
-        """Whether native code can run every update: no table, no round block, nothing that pulls change."""
-        return not self._has_round_block and all(name in self._plans for name in self._blocks)
+        """Whether native code can run every update: no table, nothing that pulls change."""
+        return not self._round.needs_sizes and all(name in self._plans for name in self._blocks)
 
-    def prepared_update(self, blocks: Sequence[str]) -> PreparedUpdate:
-        """Return the update of these blocks for native code. One of them is run at a time, with the blocks' locks."""
-        return self._plans.prepared(blocks)
+    def prepared_update(self, blocks: Sequence[str], *, begins_round: bool) -> PreparedUpdate:
+        """Return the update of these blocks for native code. One of them is run at a time, with the blocks' locks.
+
+        `begins_round`: as with `begin_round` before.
+        """
+        return self._plans.prepared(blocks, begins_round=begins_round)
+
+    def rounds_passed(self) -> None:
+        """Note that native code has begun rounds. With the blocks' locks."""
+        with self._round_lock:
+            self._staged.changed()
 
     def value(self, block: str) -> torch.Tensor:
         """Return a dense block's tensor. Raises PeerError for a table."""
