@@ -25,13 +25,17 @@ PARTS = {
     "ring": ("ops/ring/memory.cpp", "ops/ring/ring.cpp", "ops/ring/sums.cpp"),
     "channels": (*_CHANNEL, "ps/inbox.cpp"),
     "meeting": (*_CHANNEL, "ps/columns.cpp", "ps/meeting.cpp", "ps/rows.cpp"),
+    "prepared": (*_CHANNEL, "ops/lookup.cpp", "ps/outbox.cpp", "ps/prepared.cpp"),
     "session": (
         *_CHANNEL, "ps/columns.cpp", "ps/inbox.cpp", "ps/meeting.cpp", "ps/next_rows.cpp", "ps/outbox.cpp",
         "ps/rows.cpp", "ps/session.cpp", "ps/session_ahead.cpp", "ps/session_counts.cpp", "ps/session_look_ups.cpp",
     ),
 }  # fmt: skip
 """Parts with the sources that a stress test is built with."""
-USES_TORCH = {"channels": ("c10",), "meeting": ("c10", "torch_cpu"), "session": ("c10", "torch_cpu")}
+USES_TORCH = {
+    "channels": ("c10",), "meeting": ("c10", "torch_cpu"), "prepared": ("c10", "torch_cpu"),
+    "session": ("c10", "torch_cpu"),
+}  # fmt: skip
 """Parts that use torch, with its libraries that they are linked with. channels: the dtypes alone."""
 
 
