@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import penstock as fluid
 from penstock.errors import FeedError, ProgramError, SpecError, Unavailable
@@ -37,6 +38,31 @@ def weights(trainer: Any) -> list[np.ndarray]:
     """The weight on each replica."""
     compiled = trainer.core.run({"x": X}, ["fc_0.w_0"])
     return [part.numpy().copy() for part in compiled[0]]
+
+
+def test_a_result_that_outlives_a_step_has_no_value_before_it() -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        loss = fluid.layers.mean(fluid.layers.fc(fluid.layers.data("x", [4]), 1))
+        loss.persistable = True  # as scripts of Fluid 1.5 mark what they fetch
+        fluid.optimizer.SGD(0.1).minimize(loss)
+    fluid.Executor().run(startup)
+    compiled = fluid.CompiledProgram(main).with_data_parallel(loss_name=loss.name)
+    (found,) = fluid.Executor().run(compiled, {"x": X}, [loss])
+    assert found.shape == (2,)
+    np.testing.assert_array_equal(np.array(fluid.global_scope().find_var(loss.name)).reshape(-1), found[:1])
+
+
+def test_constants_of_programs_with_one_startup_program_keep_their_values() -> None:
+    startup, found = fluid.Program(), []
+    mains = [fluid.Program(), fluid.Program()]
+    for main, value in zip(mains, (2.0, 3.0), strict=True):
+        with fluid.program_guard(main, startup):
+            found.append(fluid.layers.data("x", [4]) * torch.full((4,), value))
+    exe = fluid.Executor()
+    exe.run(startup)
+    for main, product, value in zip(mains, found, (2.0, 3.0), strict=True):
+        np.testing.assert_array_equal(exe.run(main, {"x": X}, [product])[0], X * value)
 
 
 def test_copies_follow_a_value_that_is_set_in_the_scope() -> None:

@@ -169,11 +169,10 @@ def bind(lowered: Lowered, program: Program, memory: ReplicaMemory) -> None:
     if lowered.bound_revision == memory.scope.revision:
         return
     memory.refresh()
-    made = {slot for _, slot in lowered.made_persistables}
+    made = {name for name, _ in lowered.made_persistables}  # on each replica
     for key, variable in lowered.graph.variables.items():
-        slot = lowered.slots[key]
-        if variable.persistable and variable.storage == key and slot not in made:
-            lowered.plan.set(slot, memory.tensor(program, variable))
+        if variable.persistable and variable.storage == key and variable.name not in made:
+            lowered.plan.set(lowered.slots[key], memory.tensor(program, variable))
     lowered.bound_revision = memory.scope.revision
 
 

@@ -362,7 +362,7 @@ class Recording:
             raise ProgramError(
                 "an operand is the result of eager operations with gradient; record these too, or detach it"
             )
-        name = name or self.program.unique("param" if is_parameter else "const")
+        name = name or self._free_name("param" if is_parameter else "const")
         with disable_current_modes():  # else making the stand-in would be recorded, and the copy be a fake
             self.program.captured[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
             fake = empty_fake(tensor.shape, None, tensor.dtype)
@@ -373,6 +373,13 @@ class Recording:
         self._startup_captured(var)
         self.handle(fake)
         return fake
+
+    def _free_name(self, prefix: str) -> str:
+        """A name that another program with the same startup program has not, either: each has a value of its own."""
+        startup = default_startup_program()
+        while (name := self.program.unique(prefix)) in startup.variables:
+            pass
+        return name
 
     def _startup_captured(self, var: VarDesc) -> None:
         startup = default_startup_program()
