@@ -104,31 +104,41 @@ def test_an_element_is_read_with_its_shape(made: tuple[Any, Any], at: int, wante
     np.testing.assert_allclose(got, grad, rtol=1e-12)
 
 
-def ranks() -> None:
+def ranks() -> Any:
     i = L.zeros([1], "int64")
     array = L.array_write(L.zeros([2, 2], "float32"), i)
-    L.array_write(L.zeros([2], "float32"), L.increment(i), array)
+    return L.array_write(L.ones([2], "float32"), L.increment(i), array)
 
 
-def dtypes() -> None:
-    i = L.zeros([1], "int64")
-    array = L.array_write(L.zeros([2], "float32"), i)
-    L.array_write(L.zeros([2], "float64"), L.increment(i), array)
+def dtypes() -> Any:
+    i, array = L.zeros([1], "int64"), L.create_array("float32")
+    L.array_write(L.zeros([2, 2], "float32"), i, array)
+    return L.array_write(L.ones([2], "int64"), L.increment(i), array)
 
 
-def loops() -> None:
+@pytest.mark.parametrize(("build", "dtype"), [(ranks, "float32"), (dtypes, "int64")])
+@pytest.mark.parametrize("is_test", [False, True])
+def test_elements_of_several_kinds_are_fetched_and_not_read(
+    build: Callable[[], Any], dtype: str, is_test: bool
+) -> None:
+    array = build()
+    exe, program = executor(), fluid.default_main_program()
+    (found,) = exe.run(program.clone(for_test=True) if is_test else program, fetch_list=[array])
+    same(found, [np.zeros((2, 2)), np.ones(2)])
+    assert np.asarray(found[1]).dtype == dtype
+    for call in (L.array_read, lambda array, i: L.tensor_array_to_tensor(array, 0)):
+        with pytest.raises(ProgramError, match="differ in dtype or number of dimensions"):
+            call(array, L.zeros([1], "int64"))
+
+
+def test_elements_of_a_loop_have_one_shape() -> None:
     i, limit = L.zeros([1], "int64"), L.fill_constant([1], "int64", 3)
     array = L.array_write(L.zeros([2, 2], "float32"), i)
     going = L.less_than(i, limit)
     with L.While(going).block():
-        L.array_write(L.zeros([2, 3], "float32"), L.increment(i), array)
+        with pytest.raises(ProgramError, match="written in a loop have one dtype and shape"):
+            L.array_write(L.zeros([2, 3], "float32"), L.increment(i), array)
         L.less_than(i, limit, cond=going)
-
-
-@pytest.mark.parametrize("build", [ranks, dtypes, loops])
-def test_elements_that_an_array_cannot_hold_are_refused(build: Callable[[], None]) -> None:
-    with pytest.raises(ProgramError, match="all elements of an array have one dtype"):
-        build()
 
 
 @pytest.mark.parametrize(

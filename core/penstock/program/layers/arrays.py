@@ -1,9 +1,9 @@
 """Tensor arrays: lists of tensors that are written and read at positions which are values of the program.
 
-Elements have one dtype and rank; sizes in which they differ follow from data where one is read. Rows may differ in a
-loop: what is read there has a number of rows of its own, which turns out, at the loop's end, to be that of the first
-element, if all that was written has as many (`settle`). Source: array_write, array_read, array_length, create_array,
-tensor_array_to_tensor (Fluid 1.8).
+Elements that are read have one dtype and rank; sizes in which they differ follow from data where one is read. Rows may
+differ in a loop: what is read there has a number of rows of its own, which turns out, at the loop's end, to be that of
+the first element, if all that was written has as many (`settle`). Source: array_write, array_read, array_length,
+create_array, tensor_array_to_tensor (Fluid 1.8).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def create_array(dtype: Any) -> TensorArray:
 def array_write(x: Any, i: Any, array: Any = None) -> Any:
     """Put a copy of x at position `i` (int64, one element) of an array, a new one by default, and return the array.
 
-    All elements have one dtype and number of dimensions, those that are written in a loop one shape, but for their
-    rows; sequences, if the first one that is written has them.
+    Elements that are written in a loop have one dtype and shape, but for their rows; where others differ in dtype or
+    number of dimensions, the array can be fetched alone. All have sequences, if the first one that is written has them.
     Raises ProgramError for others.
     """
     array = create_array(x.dtype) if array is None else _expect(array, "array_write")
@@ -85,18 +85,19 @@ def _write(recording: Recording, array: TensorArray, i: Any, value: Variable) ->
     old = None if array.sizes is None else _dims(recording, array.sizes)
     new = _dims(recording, sizes)
     loop = _loop_around(recording, array)
-    other = old is not None and (len(old) != len(new) or (loop is not None and not _fits(old, new, array.varying)))
-    if array.dtype != value.dtype or other:
+    differs = array.dtype != value.dtype or (old is not None and len(old) != len(new))
+    if loop is not None and (differs or (old is not None and not _fits(old, new, array.varying))):
         raise ProgramError(
-            f"{user_line()}: array_write puts {value!r} into an array of {array.dtype} {old}; all elements of an "
-            "array have one dtype and number of dimensions, and those written in a loop one shape, but for their rows",
+            f"{user_line()}: array_write puts {value!r} into an array of {array.dtype} {old}; elements that "
+            "are written in a loop have one dtype and shape, but for their rows",
             variable=value.name,
         )
-    if old is not None:
+    array.is_mixed = array.is_mixed or differs
+    if old is not None and not differs:
         array.varying |= {at for at, (one, this) in enumerate(zip(old, new, strict=True)) if at and one != this}
     if loop is not None:
         loop.late_writes.append((array, value.name))
-    elif old is not None and old != new:
+    elif old is not None and old != new and not differs:
         array.varies = True
     array.sizes = sizes if array.sizes is None else array.sizes
     in_block(recording, lambda: append(recording, "array_write", (array, i, value), writes=True))
@@ -125,6 +126,7 @@ def array_read(array: Any, i: Any) -> Any:
     """Return the element at position `i` (int64, one element). Raises ProgramError for an array without elements."""
     recording = recording_of(default_main_program())
     own = recording.own(_expect(array, "array_read"))
+    _refuse_mixed(own, "array_read")
     _expect_index(i, "array_read")
     if own.sizes is None:
         raise ProgramError(f"{user_line()}: array_read: nothing was written to {own.name!r}, so its shape is unknown")
@@ -210,6 +212,7 @@ def tensor_array_to_tensor(
     own = recording.own(_expect(input, "tensor_array_to_tensor"))
     if own.sizes is None:
         raise ProgramError(f"{user_line()}: tensor_array_to_tensor: nothing was written to {own.name!r}")
+    _refuse_mixed(own, "tensor_array_to_tensor")
     rank = len(own.sizes) + use_stack
     if not -rank <= axis < rank:
         raise ProgramError(f"{user_line()}: tensor_array_to_tensor: axis is {axis}; elements have {len(own.sizes)}")
@@ -225,6 +228,15 @@ def tensor_array_to_tensor(
         return both[0], both[1]
 
     return sized_in_block(recording, join)  # type: ignore[no-any-return]  # what join returns
+
+
+def _refuse_mixed(array: TensorArray, what: str) -> None:
+    if array.is_mixed:
+        raise ProgramError(
+            f"{user_line()}: {what}: elements of {array.name!r} differ in dtype or number of dimensions, so those of "
+            "one are not known before a run. Fetch the array, or use one for each kind",
+            variable=array.name,
+        )
 
 
 def _expect(array: Any, what: str) -> TensorArray:

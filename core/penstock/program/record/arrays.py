@@ -30,19 +30,20 @@ class TensorArray(Variable):
     """The handle of an array.
 
     `sizes`: those of its elements, once one was written. `varies`: whether elements have different numbers of rows.
-    `varying`: further dimensions in which elements differ.
+    `varying`: further dimensions in which elements differ. `is_mixed`: they differ in dtype or number of dimensions.
     `levels`: arrays of the lengths of its elements' sequences, outermost level first, if they are ragged.
     """
 
     sizes: Sequence[Any] | None = None
     varies = False
     varying: frozenset[int] = frozenset()
+    is_mixed = False
     levels: Sequence[TensorArray] = ()
 
     def for_recording(self, recording: Recording) -> Variable:
         """Return the handle of the same array in a clone of its Program."""
         copy = type(self)(recording, self.name, self.fake)
-        copy.sizes, copy.varies, copy.varying = self.sizes, self.varies, self.varying
+        copy.sizes, copy.varies, copy.varying, copy.is_mixed = self.sizes, self.varies, self.varying, self.is_mixed
         copy.levels = [level.for_recording(recording) for level in self.levels]  # type: ignore[misc]  # arrays, too
         return copy
 
@@ -139,5 +140,5 @@ def copied(array: TensorArray, output: Any = None) -> TensorArray:
         )
     in_block(recording, lambda: append(recording, "array_assign", (target, array), writes=True))
     own = recording.own(target)
-    own.sizes, own.varies, own.varying = array.sizes, array.varies, array.varying
+    own.sizes, own.varies, own.varying, own.is_mixed = array.sizes, array.varies, array.varying, array.is_mixed
     return target
