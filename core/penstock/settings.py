@@ -205,6 +205,10 @@ PADDLE_ALIAS = Setting(
     "auto",
     "shadow: `import paddle` is Penstock also where paddle is installed",
 )
+LOCAL_TABLES = Setting(
+    "PENSTOCK_LOCAL_TABLES", SWITCH, False,
+    "a table with is_distributed=True is whole in a process whose program was not distributed; run-fluid sets it",
+)  # fmt: skip
 DISABLE_PLOT = Setting("DISABLE_PLOT", SWITCH, False, "`paddle.utils.plot.Ploter` draws nothing")
 
 PS_DEADLINE_S = seconds("PENSTOCK_PS_DEADLINE_S", 30.0, "an unreachable server is an error after this time")
@@ -341,7 +345,7 @@ LIBRARIES = tuple(
 TREE: Mapping[str, tuple[Setting[Any], ...]] = {
     "executor": (
         CPU_NUM, NUM_THREADS, REDUCE_STRATEGY, MATRIX_KERNELS, CHECK_NAN, FUSE_MEMORY_SIZE, FUSE_GROUPS_SIZE,
-        EAGER_DELETE, SELECTED_GPUS,
+        EAGER_DELETE, SELECTED_GPUS, LOCAL_TABLES,
         Setting(MATRIX_KERNELS.same_as, MATRIX_KERNELS.values, "auto", f"deprecated: use {MATRIX_KERNELS}"),
         Setting(CHECK_NAN.same_as, SWITCH, False, f"the same; {CHECK_NAN} wins"),
     ),

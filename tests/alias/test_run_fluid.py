@@ -63,6 +63,25 @@ def test_a_script_has_one_place_unless_it_asks_for_more(tmp_path: Path, monkeypa
     assert run(tmp_path, script).stdout == "3\n"
 
 
+WITH_A_TABLE = """
+import numpy as np
+import paddle.fluid as fluid
+ids = fluid.data("ids", [None, 1], "int64")
+rows = fluid.embedding(ids, [9, 2], is_sparse=True, is_distributed=True)
+exe = fluid.Executor(fluid.CPUPlace())
+exe.run(fluid.default_startup_program())
+print(exe.run(feed={"ids": np.array([[3], [8]])}, fetch_list=[rows])[0].shape)
+"""
+
+
+def test_a_table_of_servers_is_whole_where_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = written(tmp_path, "train.py", WITH_A_TABLE)
+    monkeypatch.delenv("PENSTOCK_LOCAL_TABLES", raising=False)
+    assert run(tmp_path, script).stdout.startswith("(2, ")
+    monkeypatch.setenv("PENSTOCK_LOCAL_TABLES", "0")
+    assert "which is distributed" in run(tmp_path, script).stderr
+
+
 def test_a_traceback_begins_with_the_script(tmp_path: Path) -> None:
     script = written(tmp_path, "train.py", "import paddle\nraise ValueError('mine')\n")
     result = run(tmp_path, script)

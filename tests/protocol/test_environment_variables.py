@@ -233,6 +233,7 @@ _MAY_READ = {
     "core/penstock/cluster/ray/actors.py",
     "core/penstock/command/cluster_kubernetes.py",
     "core/penstock/command/demo.py",
+    "core/penstock/alias/path/paddle/__init__.py",
     "core/penstock/command/fluid.py",
     "core/penstock/command/jobs.py",
     "core/penstock/command/nodes.py",

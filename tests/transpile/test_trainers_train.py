@@ -207,6 +207,18 @@ def test_row_62_a_distributed_table_without_servers_is_refused() -> None:
     assert scope.find("table") is None
 
 
+def test_a_distributed_table_may_be_whole_where_there_are_no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_LOCAL_TABLES", "1")
+    trained = []
+    for is_distributed in (False, True):
+        recorded, scope, exe = tower(is_distributed=is_distributed), fluid.Scope(), fluid.Executor()
+        exe.run(recorded.startup, scope=scope)
+        for _ in range(3):
+            exe.run(recorded.main, batch(), [recorded.loss], scope=scope)
+        trained.append(np.array(scope.find_var("table")))
+    np.testing.assert_array_equal(trained[0], trained[1])
+
+
 def test_row_63_a_distributed_table_has_to_be_sparse() -> None:
     with pytest.raises(ProgramError, match=r"is_distributed=True\) needs is_sparse=True"):
         tower(is_sparse=False, is_distributed=True)

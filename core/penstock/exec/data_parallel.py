@@ -44,6 +44,7 @@ from penstock.program.ir import Guard
 from penstock.program.kernels import check_writes, operator_error
 from penstock.program.program import Program
 from penstock.program.sequences import row_symbols
+from penstock.settings import LOCAL_TABLES
 
 _MAX_PLANS = 32
 
@@ -138,7 +139,7 @@ class DataParallel:
         """Check the Program, and forget what was derived from it, when it has changed since the last time."""
         if self._revision == self.program.revision:
             return
-        legality.check(self.program)
+        legality.check(self.program, tables_are_whole=LOCAL_TABLES.read())
         check_writes(self.program)
         self._revision = self.program.revision
         variables = self.program.variables

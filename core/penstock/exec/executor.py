@@ -48,6 +48,7 @@ from penstock.ps import remote_ops as _remote_ops  # noqa: F401 - registers the 
 from penstock.ps.remote import LISTEN_AND_SERV
 from penstock.scope import Scope, global_scope, tensor_of
 from penstock.serving.remote_use import RemoteUse
+from penstock.settings import LOCAL_TABLES
 
 _log = logging.getLogger(__name__)
 _Prepared = tuple[int, Operator, Any]
@@ -201,7 +202,7 @@ class Executor:
         known = self._checked.get((id(program), fuses))
         if known is not None and known[0] is program and known[1] == program.revision:
             return known[2:]
-        legality.check(program)
+        legality.check(program, tables_are_whole=LOCAL_TABLES.read())
         check_writes(program)
         operators = with_one_exchange(program) if fuses else list(enumerate(program.global_block().operators))
         prepared = [(number, op, None if op.type == CAPTURED else resolve(op)) for number, op in operators]

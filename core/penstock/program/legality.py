@@ -8,7 +8,7 @@
 6 a SelectedRows variable names two described parts
 7 role_vars name a parameter
    a block that an operator names is legal on its own, given its inputs, and describes what it returns
-8 no operator uses a table whose rows are on parameter servers
+8 no operator uses a table whose rows are on parameter servers, unless such tables are whole here
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from penstock.program.program import Program
 RNG = "@RNG@"
 
 
-def check(program: Program) -> None:
-    """Raise ProgramError naming the first operator that breaks a rule."""
+def check(program: Program, *, tables_are_whole: bool = False) -> None:
+    """Raise ProgramError naming the first operator that breaks a rule. `tables_are_whole`: rule 8 does not hold."""
     for var in program.variables.values():
         root = program.variables.get(var.storage)
         if root is None or root.storage != root.name:
@@ -43,6 +43,8 @@ def check(program: Program) -> None:
     for op in program.operators:
         in_block = ready.setdefault(op.block, set(given))
         _check_operator(program, op, in_block)
+        if not tables_are_whole:
+            _check_tables(program, op)
         for name in op.output_names():
             if name not in program.variables:
                 raise ProgramError(
@@ -93,7 +95,6 @@ def _check_operator(program: Program, op: Operator, ready: set[str]) -> None:
             raise ProgramError(
                 f"rule 4: operator {op.name!r} writes {name!r}, which is none of its operands", operator=op.name
             )
-    _check_tables(program, op)
     for parameter, _ in op.role_vars:
         if not getattr(program.variables.get(parameter), "parameter", False):
             raise ProgramError(
