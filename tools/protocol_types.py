@@ -26,7 +26,7 @@ CLIENT = (
     "Advice", "AdvisedSetting", "AuditEntry", "FullRecording", "GraphUse", "Job", "LogChunk", "Node", "NodeFinding",
     "NodeJoin", "NodeJoined", "OneTimeToken", "Pilot", "PilotReport", "Plan", "PlannedNode", "Progress", "Project",
     "PythonFrame", "PythonProcess", "PythonStacks", "PythonThread", "RecordedProcess", "Replica", "Series", "Snapshot",
-    "Token", "TokenMade",
+    "Token", "TokenMade", "Webhook", "WebhookDelivery", "WebhookMade",
 )  # fmt: skip
 PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
 

@@ -25,6 +25,7 @@ from penstock.command import (
     pythonstack,
     recording,
     serve,
+    webhooks,
 )
 from penstock.command.exits import exit_of
 from penstock.errors import PenstockError
@@ -80,6 +81,7 @@ app.command("check-fluid")(fluid.check_fluid)
 app.command("convert-fluid")(convert.convert_fluid)
 app.command("login-link")(nodes.login_link)
 app.add_typer(projects.project_commands, name="project")
+app.add_typer(webhooks.webhook_commands, name="webhooks")
 app.add_typer(nodes.token_commands, name="token")
 app.add_typer(nodes.agent_commands, name="agent")
 cluster.cluster_commands.command("kubernetes")(cluster_kubernetes.kubernetes)

@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from penstock.backoff import Backoff
-from penstock.errors import PeerError, PenstockError, SpecError, Unavailable, UserError
+from penstock.errors import PeerError, SpecError, Unavailable
+from penstock.problems import AuthError, Conflict, NotFound, problem
 from penstock.protocol.exchange import Cell, cell_of
 from penstock.protocol.rest import (
     Advice,
@@ -41,6 +42,9 @@ from penstock.protocol.rest import (
     Snapshot,
     Token,
     TokenMade,
+    Webhook,
+    WebhookDelivery,
+    WebhookMade,
 )
 from penstock.protocol.rest import LogChunk as LogPiece
 from penstock.protocol.rest import NodeJoined as NodeGrant
@@ -56,24 +60,6 @@ TIMEOUT_S = 15.0
 SUBMIT_RETRIES, SUBMIT_PAUSE_S, SUBMIT_LONGEST_S = 3, 0.1, 1.0
 VERSION_TIMEOUT_S = 3.0
 UPLOAD_TIMEOUT_S = 120.0
-
-
-class AuthError(UserError):
-    """The server does not accept the token, or the token lacks a scope."""
-
-    code = "auth_error"
-
-
-class NotFound(UserError):
-    """There is no such job, node, replica or token."""
-
-    code = "not_found"
-
-
-class Conflict(UserError):
-    """The call contradicts the present state of the thing."""
-
-    code = "conflict"
 
 
 class Finding(TypedDict):
@@ -293,6 +279,33 @@ class Client:
         path = f"/projects/{_segment(name)}"
         return cast(Project, self._json("PUT", path, json=body, headers=_if_match(etag)))
 
+    # Webhooks
+
+    def add_webhook(self, url: str, **fields: Any) -> WebhookMade:
+        """Post changes of jobs' states to `url`. `fields`: `events`, `project`, `secret`, as the API takes them."""
+        return cast(WebhookMade, self._json("POST", "/webhooks", json={"url": url, **fields}))
+
+    def webhooks(self) -> list[Webhook]:
+        """Return the webhooks, oldest first, without secrets."""
+        return [cast(Webhook, item) for item in self._json("GET", "/webhooks")["items"]]
+
+    def remove_webhook(self, webhook_id: str) -> None:
+        """Remove a webhook, and what it has not received yet."""
+        self._request("DELETE", f"/webhooks/{_segment(webhook_id)}")
+
+    def test_webhook(self, webhook_id: str) -> WebhookDelivery:
+        """Queue a delivery of the type `test`."""
+        return cast(WebhookDelivery, self._json("POST", f"/webhooks/{_segment(webhook_id)}:test"))
+
+    def enable_webhook(self, webhook_id: str) -> Webhook:
+        """Resume a disabled or paused webhook at once, starting with the oldest pending delivery."""
+        return cast(Webhook, self._json("POST", f"/webhooks/{_segment(webhook_id)}:enable"))
+
+    def webhook_deliveries(self, webhook_id: str) -> Iterator[WebhookDelivery]:
+        """Yield what a webhook has received or is to receive, newest first."""
+        for item in self._pages(f"/webhooks/{_segment(webhook_id)}/deliveries", {}):
+            yield cast(WebhookDelivery, item)
+
     # Snapshots
 
     def upload_snapshot(self, path: Path) -> Snapshot:
@@ -432,37 +445,6 @@ class Client:
         if answer.is_error:
             raise problem(answer)
         return answer
-
-
-def problem(answer: httpx.Response) -> PenstockError:
-    """Return the error that an RFC 9457 answer stands for. Its text holds the server's detail, pointers and hint."""
-    try:
-        body = answer.json()
-    except ValueError:
-        body = {}
-    if not isinstance(body, dict):
-        body = {}
-    text = str(body.get("detail") or body.get("title") or f"HTTP {answer.status_code} from {answer.request.url}")
-    errors = [item for item in body.get("errors") or [] if isinstance(item, dict)]
-    text += "".join(f"\n  {item.get('pointer') or '/'}: {item.get('message', '')}" for item in errors)
-    if body.get("hint"):
-        text += f"\n{body['hint']}"
-    return _error_class(answer.status_code)(text, status=answer.status_code, errors=errors)
-
-
-def _error_class(status: int) -> type[PenstockError]:
-    known: dict[int, type[PenstockError]] = {
-        401: AuthError,
-        403: AuthError,
-        404: NotFound,
-        409: Conflict,
-        412: Conflict,
-    }
-    if status in known:
-        return known[status]
-    if status == 429 or status >= 500:
-        return Unavailable
-    return SpecError
 
 
 def _away(url: str, error: httpx.TransportError, certificate: ClientCertificate | None) -> Unavailable:

@@ -13,7 +13,18 @@ from penstock.version import __version__
 from penstock_server import description, problems
 from penstock_server.clock import Clock
 from penstock_server.middleware import Envelope
-from penstock_server.routers import access, agent_ws, attach_ws, jobs, nodes, operations, pages, projects, stream_ws
+from penstock_server.routers import (
+    access,
+    agent_ws,
+    attach_ws,
+    jobs,
+    nodes,
+    operations,
+    pages,
+    projects,
+    stream_ws,
+    webhooks,
+)
 from penstock_server.runtime import Runtime, open_runtime
 from penstock_server.settings import Settings
 
@@ -24,6 +35,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     nodes.router,
     nodes.snapshots,
     access.router,
+    webhooks.router,
     operations.router,
     agent_ws.router,
     attach_ws.router,

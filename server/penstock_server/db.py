@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,11 +68,13 @@ class StorageFull(DatabaseAway):
 class Effects:
     """What a transaction changed: published to the rest of the server once it is committed.
 
-    `events` are written at its end, all at once: there are no ORM relationships that would put them behind their rows.
+    `webhooks`: those that have something to send. `events` are written at its end, all at once: there are no ORM
+    relationships that would put them behind their rows.
     """
 
     jobs: set[str] = field(default_factory=set)
     nodes: set[str] = field(default_factory=set)
+    webhooks: set[str] = field(default_factory=set)
     events: list[EventRow] = field(default_factory=list)
     schedule: bool = False
 
@@ -119,6 +121,8 @@ class Database:
             asyncio.Semaphore(SQLITE_READERS) if self.is_sqlite else nullcontext()
         )
         self.on_commit: Callable[[Effects], None] = lambda effects: None
+        self.outbox: Callable[[Tx], Awaitable[None]] | None = None
+        """Called before the commit of a transaction that has events: adds what webhooks are to be sent of them."""
         self.trouble: DatabaseAway | None = None
         """Why a write failed lately because the database is unreachable or full."""
         self._trouble_at = 0.0
@@ -161,6 +165,8 @@ class Database:
                     if tx.effects.events:
                         await session.flush()
                         session.add_all(tx.effects.events)
+                        if self.outbox is not None:
+                            await self.outbox(tx)
                     request = acting.unrecorded()
                     subject = tx.subject or (request.subject if request else "")
                     if request is not None and subject:

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Collection
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from sqlalchemy import select, update
@@ -113,6 +113,20 @@ class LeaseWatch:
                 await tx.session.execute(statement)
             if draining:
                 await self._nodes.drained(tx, self._clock.now())
+
+
+class Pipeline(Protocol):
+    """What runs as long as the server does. `run` raises nothing, and ends some time after `stop`."""
+
+    @property
+    def name(self) -> str:
+        """Of its task."""
+
+    async def run(self) -> None:
+        """Run until stopped."""
+
+    def stop(self) -> None:
+        """Have it end."""
 
 
 class Loop:

@@ -14,11 +14,12 @@ from penstock_server.auth.wrong import WrongSecrets
 from penstock_server.clock import Clock, SystemClock
 from penstock_server.db import Database, Effects, upgrade
 from penstock_server.instruments import Instruments
-from penstock_server.pipelines import LeaseWatch, Loop, Publisher
+from penstock_server.pipelines import LeaseWatch, Loop, Pipeline, Publisher
 from penstock_server.services.advice import Advices
 from penstock_server.services.attach import Attach
 from penstock_server.services.audit import Audit
 from penstock_server.services.changes import Changes
+from penstock_server.services.deliveries import Deliveries
 from penstock_server.services.diagnosis import Diagnoses
 from penstock_server.services.exchange import Exchanges
 from penstock_server.services.hangs import Hangs
@@ -37,6 +38,7 @@ from penstock_server.services.series import Metrics
 from penstock_server.services.stacks import Stacks
 from penstock_server.services.storage import JobStorage
 from penstock_server.services.telemetry import Telemetry
+from penstock_server.services.webhooks import Webhooks
 from penstock_server.settings import Settings
 from penstock_server.statedir import locked
 from penstock_server.streams.agents import Agents
@@ -46,6 +48,7 @@ from penstock_server.streams.live import Live
 from penstock_server.streams.logstore import LogStore
 from penstock_server.streams.metricswriter import MetricsWriter
 from penstock_server.streams.recorder import Recorder
+from penstock_server.webhooksender import Sender
 
 SCHEDULE_EVERY_S = 5.0
 PUBLISH_EVERY_S = 60.0
@@ -101,7 +104,9 @@ class Runtime:
     hangs: Hangs
     stacks: Stacks
     recordings: Recordings
-    loops: list[Loop]
+    webhooks: Webhooks
+    deliveries: Deliveries
+    loops: list[Pipeline]
 
     async def log_offsets(self, node_id: str) -> dict[str, int]:
         """Return how much of each log is stored, for the replicas on a node that may still send some."""
@@ -176,13 +181,15 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     exchanges = Exchanges(jobs, recorder)
     diagnoses = Diagnoses(database, jobs, storage, exchanges, recorder)
     advices = Advices(jobs, storage, recorder, diagnoses)
+    webhooks = Webhooks(database, clock, settings.webhook_allow)
     runtime = Runtime(
         settings, clock, database, meters, tokens, WrongSecrets(), Held(database, clock), jobs, changes, nodes,
         Listing(jobs, nodes), PilotBoard(clock), reports, attach, storage, Metrics(database),
         _sweeper(settings, clock, database, recorder),
         agents, hub, ingest, logs, recorder, exchanges, diagnoses, advices, metrics, leases, publisher, scheduling,
         Plans(database, scheduling, agents), Projects(database), Audit(database), hangs,
-        Stacks(database, clock, jobs, agents), Recordings(database, clock, jobs, agents), [],
+        Stacks(database, clock, jobs, agents), Recordings(database, clock, jobs, agents),
+        webhooks, Deliveries(database, clock, webhooks, Sender(settings.webhook_allow)), [],
     )  # fmt: skip
     _wire(runtime, live)
     return runtime
@@ -243,7 +250,9 @@ def _wire(runtime: Runtime, live: Live) -> None:
             figures.wake()
         if effects.schedule:
             runtime.scheduling.wake()
+        runtime.deliveries.mark(effects.webhooks)
 
+    runtime.database.outbox = runtime.webhooks.record
     refused = Loop("refused", runtime.audit.step, every_s=REFUSED_EVERY_S, rest_s=REFUSED_REST_S)
     runtime.audit.on_refused = refused.wake
     runtime.database.on_commit = on_commit
@@ -258,5 +267,6 @@ def _wire(runtime: Runtime, live: Live) -> None:
         Loop("metrics", runtime.metrics.flush, every_s=runtime.settings.metrics_flush_s),
         Loop("leases", watch, every_s=runtime.settings.tick_s),
         Loop("retention", runtime.sweeper.step, every_s=SWEEP_EVERY_S),
+        runtime.deliveries,
         Loop("ownership", runtime.database.keep, every_s=KEEP_EVERY_S),
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, IPvAnyNetwork, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -28,6 +28,9 @@ class Settings(BaseSettings):
     allowed_hosts: list[str] = Field(
         default_factory=list,
         description="further names of this server that a browser may use, e.g. penstock.example.org",
+    )
+    webhook_allow: list[IPvAnyNetwork] = Field(
+        default_factory=list, description="networks that webhooks may go to though they are not public: 10.1.0.0/16"
     )
     tls_cert: Path | None = Field(None, description="certificate chain (PEM); with it the server speaks HTTPS")
     tls_key: Path | None = Field(None, description="private key of tls_cert (PEM)")

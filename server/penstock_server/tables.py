@@ -343,3 +343,38 @@ class CounterRow(Base):
     __tablename__ = "counters"
     name: Mapped[str] = mapped_column(String(32), primary_key=True)
     value: Mapped[int] = mapped_column(BigInteger)
+
+
+class WebhookRow(Base):
+    """Where changes of jobs' states are posted to. `failures`: in a row; `secret`: what deliveries are signed with.
+
+    `next_at`: before this nothing is sent; `disabled_at`: since when nothing is, and nothing recorded; `reason`: why.
+    """
+
+    __tablename__ = "webhooks"
+    id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    url: Mapped[str] = mapped_column(Text)
+    events: Mapped[list[str]]
+    project: Mapped[str | None] = mapped_column(String(63))
+    secret: Mapped[str]
+    created_at: Mapped[datetime]
+    failures: Mapped[int] = mapped_column(default=0)
+    next_at: Mapped[datetime | None]
+    disabled_at: Mapped[datetime | None]
+    reason: Mapped[str] = mapped_column(Text, default="")
+
+
+class WebhookDeliveryRow(Base):
+    """The outbox: what a webhook is to receive, from the transaction that made it; and, for a while, what it has."""
+
+    __tablename__ = "webhook_deliveries"
+    __table_args__ = (Index("ix_webhook_deliveries_webhook_id_delivered_at_id", "webhook_id", "delivered_at", "id"),)
+    id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    webhook_id: Mapped[str] = mapped_column(_ID, ForeignKey("webhooks.id", ondelete="CASCADE"))
+    type: Mapped[str] = mapped_column(String(32))
+    body: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(index=True)
+    attempts: Mapped[int] = mapped_column(default=0)
+    delivered_at: Mapped[datetime | None]
+    status: Mapped[int | None]
+    error: Mapped[str] = mapped_column(Text, default="")

@@ -13,7 +13,7 @@ from tests.e2e.feeder import TRACEBACK, Feeder, exchange
 
 Feed = Callable[..., Feeder]
 VIEWS = ("overview", "graph", "graph&view=table", "timeline", "sync", "metrics", "advice", "logs", "events", "config")
-PAGES = ("/", "/?state=failed&q=nothing", "/nodes", "/tokens", "/no/such/page")
+PAGES = ("/", "/?state=failed&q=nothing", "/nodes", "/tokens", "/webhooks", "/no/such/page")
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
 # Regions of scrolled tables are reachable by keyboard; contrast of disabled and of canvas text is not axe's to see.
 RUN = """async (rules) => {

@@ -58,12 +58,17 @@ class Changes:
         token_id, _ = await self._made("/api/v1/tokens", "token", name="t", scopes=["read"])
         _, join = await self._made("/api/v1/join-tokens", "token")
         _, code = await self._made("/api/v1/login-codes", "code")
+        hook, _ = await self._made("/api/v1/webhooks", "secret", url="https://hooks.example.org/")
         joins = {"join_token": join, "name": "n2", "host": "h2", "cpus": 1, "memory_bytes": 1}
         return {
             "submitJob": lambda: post("/api/v1/jobs", json=spec),
             "cancelJob": lambda: post(f"/api/v1/jobs/{job}:cancel"),
             "planJob": lambda: post("/api/v1/jobs:plan", json=spec),
             "setProject": lambda: put("/api/v1/projects/vision", json={"share": 2.0}),
+            "createWebhook": lambda: post("/api/v1/webhooks", json={"url": "https://hooks.example.org/"}),
+            "enableWebhook": lambda: post(f"/api/v1/webhooks/{hook}:enable"),
+            "testWebhook": lambda: post(f"/api/v1/webhooks/{hook}:test"),
+            "removeWebhook": lambda: delete(f"/api/v1/webhooks/{hook}"),
             "cordonNode": lambda: post(f"/api/v1/nodes/{node_id}:cordon"),
             "uncordonNode": lambda: post(f"/api/v1/nodes/{node_id}:uncordon"),
             "drainNode": lambda: post(f"/api/v1/nodes/{node_id}:drain"),

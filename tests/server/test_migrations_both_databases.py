@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.server.harness import settings_for
 from penstock.errors import Unavailable
 from penstock_server.db import Database, downgrade, newest_revision, script_location, upgrade
 from penstock_server.runtime import open_runtime
-from penstock_server.tables import Base, JobRow
+from penstock_server.tables import Base, JobRow, WebhookDeliveryRow, WebhookRow
 
 pytestmark = pytest.mark.asyncio
 
@@ -69,6 +69,21 @@ async def test_attempts_that_go_on_keep_their_limit(database: Database) -> None:
         rows = await session.execute(select(JobRow.id, JobRow.created_at, JobRow.ends_by))
         found = {row.id: row.ends_by and row.ends_by - row.created_at for row in rows}
     assert found == {"long": None, "short": timedelta(seconds=90.5)}
+
+
+async def test_webhooks_go_with_their_migration(database: Database) -> None:
+    await upgrade(database)
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    async with database.write() as tx:
+        tx.session.add(WebhookRow(id="w", url="https://h.test/", events=["FAILED"], secret="s", created_at=at))
+        await tx.session.flush()
+        tx.session.add(WebhookDeliveryRow(id="d", webhook_id="w", type="test", body="{}", created_at=at))
+    await downgrade(database, "0014")
+    assert {"webhooks", "webhook_deliveries"}.isdisjoint(await tables(database))
+    await upgrade(database)
+    async with database.read() as session:
+        assert (await session.execute(select(WebhookRow))).all() == []
+    await upgrade(database)
 
 
 async def test_migrations_make_what_the_rows_say(database: Database) -> None:

@@ -27,7 +27,8 @@ pytestmark = pytest.mark.asyncio
 BY_PROJECT = {
     "submit_job", "plan_job", "list_jobs", "list_replicas", "get_graph", "list_projects", "list_nodes", "list_pilots",
     "upload_snapshot", "get_openapi", "create_token", "list_tokens", "revoke_token", "list_audit", "create_login_code",
-    "stream", "get_node", "get_project", "get_token",
+    "stream", "get_node", "get_project", "get_token", "create_webhook", "list_webhooks", "remove_webhook",
+    "enable_webhook", "send_test", "list_deliveries",
 }  # fmt: skip
 """Every call without a job in its path that a restricted token may make. One that is added belongs into a test here."""
 NO_PROJECT = {"get_me", "close_session"}

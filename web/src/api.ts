@@ -17,6 +17,9 @@ import type {
   SeriesSet,
   TokenMade,
   TokenRow,
+  WebhookDelivery,
+  WebhookMade,
+  WebhookRow,
 } from "./types";
 
 const BASE = "/api/v1";
@@ -97,6 +100,11 @@ export const api = {
   tokens: () => get<{ readonly items: readonly TokenRow[] }>("/tokens"),
   createToken: (asked: { readonly name: string } & Grant) => answer<TokenMade>("POST", "/tokens", asked),
   revokeToken: async (id: string): Promise<void> => void (await request("DELETE", `/tokens/${enc(id)}`)),
+  webhooks: () => get<{ readonly items: readonly WebhookRow[] }>("/webhooks"),
+  createWebhook: (url: string, project: string | null) => answer<WebhookMade>("POST", "/webhooks", { url, project }),
+  testWebhook: (id: string) => answer<WebhookDelivery>("POST", `/webhooks/${enc(id)}:test`),
+  enableWebhook: (id: string) => answer<WebhookRow>("POST", `/webhooks/${enc(id)}:enable`),
+  removeWebhook: async (id: string): Promise<void> => void (await request("DELETE", `/webhooks/${enc(id)}`)),
   events: (jobId: string) => get<Page<EventRow>>(`/jobs/${enc(jobId)}/events?page_size=200`),
   why: (jobId: string) => get<Diagnosis>(`/jobs/${enc(jobId)}/why`),
   record: (jobId: string, seconds: number) =>

@@ -29,6 +29,7 @@ import { JobsPage } from "./views/jobs";
 import { LoginPage } from "./views/login";
 import { NodesPage } from "./views/nodes";
 import { TokensPage } from "./views/tokens";
+import { WebhooksPage } from "./views/webhooks";
 
 function Page() {
   const at = route.value;
@@ -49,6 +50,8 @@ function Page() {
       return <NodesPage />;
     case "tokens":
       return <TokensPage />;
+    case "webhooks":
+      return <WebhooksPage />;
     case "job":
       return <JobPage key={at.jobId} jobId={at.jobId} />;
     case "missing":

@@ -27,6 +27,7 @@ export type Route =
   | { readonly page: "jobs" }
   | { readonly page: "nodes" }
   | { readonly page: "tokens" }
+  | { readonly page: "webhooks" }
   | { readonly page: "job"; readonly jobId: string; readonly tab: Tab; readonly op: number | null }
   | { readonly page: "missing"; readonly path: string };
 
@@ -36,6 +37,7 @@ export function parseRoute(at: URL): Route {
   if (path === "/" || path === "/jobs") return { page: "jobs" };
   if (path === "/nodes") return { page: "nodes" };
   if (path === "/tokens") return { page: "tokens" };
+  if (path === "/webhooks") return { page: "webhooks" };
   const job = /^\/jobs\/([^/]+)$/.exec(path)?.[1];
   if (job === undefined) return { page: "missing", path };
   const wanted = at.searchParams.get("tab");

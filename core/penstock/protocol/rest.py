@@ -286,3 +286,40 @@ class TokenMade(TypedDict):
     revoked_at: str | None
     scopes: list[str]
     token: str
+
+
+class Webhook(TypedDict):
+    created_at: str
+    disabled_at: str | None
+    events: list[str]
+    failures: int
+    id: str
+    next_at: str | None
+    project: str | None
+    reason: str
+    url: str
+
+
+class WebhookDelivery(TypedDict):
+    attempts: int
+    body: str
+    created_at: str
+    delivered_at: str | None
+    error: str
+    id: str
+    status: int | None
+    type: str
+    webhook_id: str
+
+
+class WebhookMade(TypedDict):
+    created_at: str
+    disabled_at: str | None
+    events: list[str]
+    failures: int
+    id: str
+    next_at: str | None
+    project: str | None
+    reason: str
+    secret: str
+    url: str

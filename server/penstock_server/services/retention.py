@@ -29,6 +29,7 @@ from penstock_server.tables import (
     SeriesRow,
     SnapshotRow,
     TierRow,
+    WebhookDeliveryRow,
 )
 
 _ACTIVE = [state.value for state in JobState if state not in TERMINAL_JOB]
@@ -37,6 +38,9 @@ KEY_LIFE = timedelta(hours=24)
 """How long an `Idempotency-Key` stands for the job that came with it."""
 JOBS_A_PASS = 200
 AUDIT_ROWS_A_PASS = 20_000
+DELIVERIES_DAYS = 7.0
+"""How long deliveries of webhooks are retained, sent or not."""
+DELIVERIES_A_PASS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class Sweeper:
     async def step(self) -> None:
         """Delete what is due."""
         await self._sweep_keys(self._clock.now() - KEY_LIFE)
+        await self._sweep_deliveries(self._before(DELIVERIES_DAYS))
         for part, days in (("segments", self._days.telemetry_days), ("logs", self._days.logs_days)):
             if days is not None:
                 await self._sweep_files(part, self._before(days))
@@ -103,6 +108,12 @@ class Sweeper:
     async def _sweep_keys(self, before: datetime) -> None:
         async with self._db.write() as tx:  # here, since a submission would look at all of them
             await tx.session.execute(delete(IdempotencyRow).where(IdempotencyRow.created_at < before))
+
+    async def _sweep_deliveries(self, before: datetime) -> None:
+        of = WebhookDeliveryRow
+        oldest = select(of.id).where(of.created_at < before).order_by(of.created_at).limit(DELIVERIES_A_PASS)
+        async with self._db.write() as tx:
+            await tx.session.execute(delete(of).where(of.id.in_(oldest)))
 
     async def _sweep_audit(self, before: datetime) -> None:
         oldest = select(AuditRow.id).where(AuditRow.at < before).order_by(AuditRow.at, AuditRow.id)

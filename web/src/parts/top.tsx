@@ -96,6 +96,11 @@ function Crumbs() {
           Tokens
         </Link>
       )}
+      {at.page !== "job" && mayAdminister() && (
+        <Link href="/webhooks" aria-current={at.page === "webhooks" ? "page" : undefined}>
+          Webhooks
+        </Link>
+      )}
     </nav>
   );
 }

@@ -1,0 +1,56 @@
+"""Errors that answers of the REST API stand for (RFC 9457 problems), as `penstock.client` raises them. No torch."""
+
+from __future__ import annotations
+
+import httpx
+
+from penstock.errors import PenstockError, SpecError, Unavailable, UserError
+
+
+class AuthError(UserError):
+    """The server does not accept the token, or the token lacks a scope."""
+
+    code = "auth_error"
+
+
+class NotFound(UserError):
+    """There is no such job, node, replica or token."""
+
+    code = "not_found"
+
+
+class Conflict(UserError):
+    """The call contradicts the present state of the thing."""
+
+    code = "conflict"
+
+
+def problem(answer: httpx.Response) -> PenstockError:
+    """Return the error that an RFC 9457 answer stands for. Its text holds the server's detail, pointers and hint."""
+    try:
+        body = answer.json()
+    except ValueError:
+        body = {}
+    if not isinstance(body, dict):
+        body = {}
+    text = str(body.get("detail") or body.get("title") or f"HTTP {answer.status_code} from {answer.request.url}")
+    errors = [item for item in body.get("errors") or [] if isinstance(item, dict)]
+    text += "".join(f"\n  {item.get('pointer') or '/'}: {item.get('message', '')}" for item in errors)
+    if body.get("hint"):
+        text += f"\n{body['hint']}"
+    return _error_class(answer.status_code)(text, status=answer.status_code, errors=errors)
+
+
+def _error_class(status: int) -> type[PenstockError]:
+    known: dict[int, type[PenstockError]] = {
+        401: AuthError,
+        403: AuthError,
+        404: NotFound,
+        409: Conflict,
+        412: Conflict,
+    }
+    if status in known:
+        return known[status]
+    if status == 429 or status >= 500:
+        return Unavailable
+    return SpecError
