@@ -12,14 +12,18 @@ from penstock.protocol.agent import Hello, ReplicaReport, RunningReplica
 from penstock.protocol.states import LIVE_REPLICA, TERMINAL_REPLICA, JobState, NodeState, ReplicaState, StopReason
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
+from penstock_server.services.groupcommit import GroupCommit, Outcome
 from penstock_server.services.lifecycle import NEVER_STARTED, may_linger
 from penstock_server.services.nodes import Nodes
-from penstock_server.services.settle import LogTail, locked_job, replicas_of, settle
+from penstock_server.services.settle import LogTail, load, locked_job, replicas_of, settle
 from penstock_server.services.transitions import allowed, transition
 from penstock_server.tables import JobRow, NodeRow, ReplicaRow
 
 _STOPPABLE = (JobState.STARTING, JobState.RUNNING)
 _FORWARD = {ReplicaState.ASSIGNED: 0, ReplicaState.PREPARING: 1, ReplicaState.UNKNOWN: 1, ReplicaState.RUNNING: 2}
+REPORTS_AT_ONCE = 16
+"""What one transaction takes at most, for which a submission waits."""
+GATHER_S = 0.004
 NEVER_STARTED_S = 2.0
 """How long an agent has to report that it had started a replica which its job no longer wants."""
 
@@ -47,6 +51,7 @@ class Reports:
         self._db, self._clock, self._nodes, self._tail = database, clock, nodes, tail
         self._grace_s, self._stop_patience_s = grace_s, stop_patience_s
         self._pserver_grace = timedelta(seconds=pserver_grace_s)
+        self._group = GroupCommit(database, self._apply, most=REPORTS_AT_ONCE, gather_s=GATHER_S)
         self._stopping_since: dict[str, float] = {}  # on the monotonic clock: when a stop began
         self._limits: dict[tuple[str, int], float] = {}  # on the monotonic clock: when an attempt has taken too long
         self.released: frozenset[str] = frozenset()
@@ -71,18 +76,27 @@ class Reports:
         return missing
 
     async def report(self, node_id: str, message: ReplicaReport) -> None:
-        """Apply a report. A repeated one changes nothing. Raises StaleEpoch, or PeerError if it is not its to make."""
-        async with self._db.write() as tx:
-            found = await _of_report(tx, message)
-            if found is None or found[0].node_id != node_id:
-                raise PeerError(f"replica {message.replica_id!r} is not of this node")
-            row, job = found
-            if message.epoch != row.epoch:
-                raise StaleEpoch(f"replica {row.id} has epoch {row.epoch}; the report has {message.epoch}")
-            if ReplicaState(row.state) in TERMINAL_REPLICA:
-                return
+        """Apply a report; return once it is committed, together with those that other agents send meanwhile.
+
+        A repeated one changes nothing. Raises StaleEpoch, or PeerError if it is not its to make.
+        """
+        await self._group.put((node_id, message))
+
+    async def _apply(self, tx: Tx, reports: Sequence[tuple[str, ReplicaReport]]) -> list[Outcome]:
+        found = await _of_reports(tx, [message.replica_id for _, message in reports])
+        loaded = await load(tx, {job.id for _, job in found.values()})
+        outcomes: list[Outcome] = []
+        for node_id, message in reports:
+            row, job = found.get(message.replica_id, (None, None))
+            refusal = _refusal(row, node_id, message)
+            outcomes.append(refusal)
+            if row is None or job is None or refusal is not None or ReplicaState(row.state) in TERMINAL_REPLICA:
+                continue
             self._take_over(tx, row, message)
-            await settle(tx, job, at=self._clock.now(), tail=self._tail, grace_s=self._grace_s)
+            now = self._clock.now()
+            if await settle(tx, job, at=now, tail=self._tail, grace_s=self._grace_s, loaded=loaded.get(job.id)):
+                loaded.pop(job.id, None)
+        return outcomes
 
     async def recent_on(self, node_id: str) -> list[tuple[str, str]]:
         """Return (replica, job) for what runs on a node or ended there within the last day."""
@@ -286,12 +300,20 @@ class Reports:
             await settle(tx, job, at=self._clock.now(), tail=self._tail, grace_s=self._grace_s)
 
 
-async def _of_report(tx: Tx, message: ReplicaReport) -> tuple[ReplicaRow, JobRow] | None:
-    """Load a replica and its job, which stays as it is for other transactions until this one ends."""
+async def _of_reports(tx: Tx, replica_ids: Iterable[str]) -> dict[str, tuple[ReplicaRow, JobRow]]:
+    """Load replicas and their jobs, which stay as they are for other transactions until this one ends."""
     statement = select(ReplicaRow, JobRow).join(JobRow, JobRow.id == ReplicaRow.job_id)
-    statement = statement.where(ReplicaRow.id == message.replica_id).with_for_update(of=JobRow, key_share=True)
-    found = (await tx.session.execute(statement)).one_or_none()
-    return None if found is None else (found[0], found[1])
+    statement = statement.where(ReplicaRow.id.in_(sorted(set(replica_ids)))).order_by(JobRow.id)
+    found = await tx.session.execute(statement.with_for_update(of=JobRow, key_share=True))
+    return {row.id: (row, job) for row, job in found}
+
+
+def _refusal(row: ReplicaRow | None, node_id: str, message: ReplicaReport) -> PeerError | None:
+    if row is None or row.node_id != node_id:
+        return PeerError(f"replica {message.replica_id!r} is not of this node")
+    if message.epoch != row.epoch:
+        return StaleEpoch(f"replica {row.id} has epoch {row.epoch}; the report has {message.epoch}")
+    return None
 
 
 def _known_again(row: ReplicaRow) -> ReplicaState:

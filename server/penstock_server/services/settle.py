@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import select
@@ -32,14 +33,48 @@ async def replicas_of(tx: Tx, job: JobRow) -> Sequence[ReplicaRow]:
     return (await tx.session.execute(statement.order_by(ReplicaRow.stream))).scalars().all()
 
 
-async def settle(tx: Tx, job: JobRow, *, at: datetime, tail: LogTail, grace_s: float) -> None:
-    """Bring the job's state up to date with its replicas, and its `why` with both."""
-    replicas, names = await _replicas_and_nodes(tx, job)
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What `settle` reads of a job: the replicas of its attempt, oldest first, and the names of nodes by their ids."""
+
+    replicas: Sequence[ReplicaRow]
+    names: dict[str, str]
+
+
+async def load(tx: Tx, job_ids: Collection[str]) -> dict[str, Loaded]:
+    """Load what `settle` reads, of many jobs by one statement. It holds until a job is settled otherwise."""
+    statement = (
+        select(ReplicaRow, NodeRow.name)
+        .join(JobRow, (JobRow.id == ReplicaRow.job_id) & (JobRow.attempt == ReplicaRow.attempt))
+        .outerjoin(NodeRow, NodeRow.id == ReplicaRow.node_id)
+        .where(ReplicaRow.job_id.in_(sorted(job_ids)))
+        .order_by(ReplicaRow.stream)
+    )
+    found: dict[str, tuple[list[ReplicaRow], dict[str, str]]] = {job_id: ([], {}) for job_id in job_ids}
+    for row, name in await tx.session.execute(statement):
+        replicas, names = found[row.job_id]
+        replicas.append(row)
+        if row.node_id is not None:
+            names[row.node_id] = name
+    return {job_id: Loaded(*both) for job_id, both in found.items()}
+
+
+async def settle(
+    tx: Tx, job: JobRow, *, at: datetime, tail: LogTail, grace_s: float, loaded: Loaded | None = None
+) -> bool:
+    """Bring the job's state up to date with its replicas, and its `why` with both.
+
+    `loaded`: by `load` in this transaction. Returns whether the job took a step, after which that holds no more.
+    """
+    if loaded is None:
+        loaded = (await load(tx, [job.id]))[job.id]
+    replicas, names, has_changed = loaded.replicas, loaded.names, False
     while True:
         facts = _facts(job, replicas, names, at)
         step = decide(facts)
         if step is None:
             break
+        has_changed = True
         if isinstance(step, Replace):
             await _replace(tx, job, step, replicas, at=at)
             replicas = await replicas_of(tx, job)
@@ -49,6 +84,7 @@ async def settle(tx: Tx, job: JobRow, *, at: datetime, tail: LogTail, grace_s: f
     if job.state == JobState.RUNNING:
         job.why = watching(facts.replicas, grace_s)
     tx.effects.jobs.add(job.id)
+    return has_changed
 
 
 async def end_hung(tx: Tx, job: JobRow, *, at: datetime, tail: LogTail) -> None:
@@ -123,14 +159,6 @@ async def _close_attempt(tx: Tx, job: JobRow, at: datetime) -> None:
 async def _nodes_of_all_attempts(tx: Tx, job: JobRow) -> set[str]:
     statement = select(ReplicaRow.node_id).where(ReplicaRow.job_id == job.id).distinct()
     return {node_id for node_id in (await tx.session.execute(statement)).scalars() if node_id is not None}
-
-
-async def _replicas_and_nodes(tx: Tx, job: JobRow) -> tuple[Sequence[ReplicaRow], dict[str, str]]:
-    """Load what `replicas_of` does, and the names of the nodes by their ids, by one statement."""
-    statement = select(ReplicaRow, NodeRow.name).outerjoin(NodeRow, NodeRow.id == ReplicaRow.node_id)
-    statement = statement.where(ReplicaRow.job_id == job.id, ReplicaRow.attempt == job.attempt)
-    found = (await tx.session.execute(statement.order_by(ReplicaRow.stream))).all()
-    return [row for row, _ in found], {row.node_id: name for row, name in found if row.node_id is not None}
 
 
 def _facts(job: JobRow, replicas: Sequence[ReplicaRow], names: dict[str, str], at: datetime) -> JobFacts:
