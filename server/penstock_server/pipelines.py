@@ -26,7 +26,7 @@ from penstock_server.services.leases import Leases, Standing
 from penstock_server.services.nodes import Nodes
 from penstock_server.services.orders import desired
 from penstock_server.services.reports import Reports
-from penstock_server.services.views import event_view, job_views, node_views
+from penstock_server.services.views import NODES, event_view, job_views, node_views
 from penstock_server.streams.agents import Agents
 from penstock_server.streams.hub import Hub
 from penstock_server.streams.live import Live
@@ -329,4 +329,9 @@ class Publisher:
         async with self._db.read() as session:
             rows = (await session.execute(select(NodeRow).order_by(NodeRow.id))).scalars().all()
             nodes = await node_views(session, rows, self._agents)
-        return [node.model_dump(mode="json") for node in nodes]
+        found = []
+        for number, node in enumerate(nodes, 1):
+            found.append(node.model_dump(mode="json"))
+            if number % NODES == 0:
+                await asyncio.sleep(0)  # others have their turn of the event loop
+        return found
