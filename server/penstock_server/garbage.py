@@ -2,8 +2,10 @@
 
 A collection of all generations takes 150 ms of a server with 200 agents and 1,000 jobs, once in a few seconds: each is
 a request that takes as long. Most of what it looks at are modules and classes, which never become garbage. So those are
-taken out of its sight once the server has started, and all that is left is looked at seldom: what lives on for long is
-rarely part of a cycle, and short cycles are found by collections of the younger generations.
+frozen once the server has started, and all that is left is looked at seldom: what lives on for long is rarely part of a
+cycle, and short cycles are found by collections of the younger generations. What such a look has found alive is frozen
+as well, so that the next takes as long as one minute's objects need; a cycle that becomes garbage after that waits for
+the next look at everything.
 
 Source: the manual of Python's `gc`, `freeze`.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -21,17 +24,19 @@ MIDDLE = 10
 """Such collections after which the second generation is looked at, too."""
 _NEVER = 1_000_000
 EVERY_S = 60.0
-"""How often everything is looked at that was made since the start."""
+"""How often everything is looked at that is not frozen."""
+FULL_EVERY = 30
+"""Every so many of these looks nothing is frozen: some 200 ms with 1,000 jobs, twice an hour."""
 
 
 @asynccontextmanager
-async def rarely_collected(*, every_s: float = EVERY_S) -> AsyncIterator[None]:
+async def rarely_collected(*, every_s: float = EVERY_S, full_every: int = FULL_EVERY) -> AsyncIterator[None]:
     """Collect like this until the block ends, for the whole process; then as before."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, MIDDLE, _NEVER)
-    collecting = asyncio.create_task(_collect(every_s), name="garbage")
+    collecting = asyncio.create_task(_collect(every_s, full_every), name="garbage")
     try:
         yield
     finally:
@@ -40,7 +45,10 @@ async def rarely_collected(*, every_s: float = EVERY_S) -> AsyncIterator[None]:
         gc.unfreeze()
 
 
-async def _collect(every_s: float) -> None:
-    while True:
+async def _collect(every_s: float, full_every: int) -> None:
+    for number in itertools.count(1):
         await asyncio.sleep(every_s)
+        if number % full_every == 0:
+            gc.unfreeze()
         gc.collect()
+        gc.freeze()

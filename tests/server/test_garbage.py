@@ -30,6 +30,15 @@ async def test_only_what_came_since_the_start_is_looked_at() -> None:
     assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
 
 
+async def test_what_a_look_has_found_is_frozen_until_a_full_one() -> None:
+    async with rarely_collected(every_s=0.05, full_every=40):
+        held = [Cycle()]
+        gone = weakref.ref(held[0])
+        await until_async(lambda: not any(one is held[0] for one in gc.get_objects()), "it is frozen")
+        held.clear()
+        await until_async(lambda: gone() is None, "a full look")
+
+
 async def test_old_cycle_is_collected_by_the_clock() -> None:
     async with rarely_collected(every_s=0.05):
         cycle = Cycle()
