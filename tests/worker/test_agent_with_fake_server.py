@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from penstock.process import proc
+from penstock.process import cell, proc
 from penstock.protocol.frames import Frame, Kind, decode, encode
 
 Until = Callable[..., Awaitable[None]]
@@ -339,6 +339,22 @@ async def test_a_killed_guard_takes_its_replica_along_and_is_reported(
     await until(lambda: "KILLED" in server.states("orphaned"))
     assert "guard" in server.last("orphaned")["detail"]
     await until(lambda: gone(int(server.logs["orphaned"])))
+
+
+@pytest.mark.asyncio
+async def test_killed_guard_leaves_no_control_group(server: Server, agent: Agent, order: Order, until: Until) -> None:
+    name = f"ungrouped-{os.getpid()}"
+    if (made := cell.make(name, cell.Limits(memory_bytes=1 << 26))).missing:
+        pytest.skip(f"needs a control group with memory: {made.missing}")
+    [group] = made.groups.values()
+    made.remove()
+    agent.start(server.port)
+    await server.want(order(name, "python", "-c", SLEEPER, limits={"memory_bytes": 1 << 30}))
+    await until(lambda: "RUNNING" in server.states(name))
+    assert group.exists()
+    os.kill(json.loads((agent.state_dir / "replicas" / name / "guard.json").read_text())["pid"], signal.SIGKILL)
+    await until(lambda: "KILLED" in server.states(name))
+    assert not group.exists()
 
 
 @pytest.mark.asyncio

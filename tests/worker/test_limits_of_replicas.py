@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import grp
 import os
 import shutil
 import subprocess
@@ -74,6 +76,21 @@ def test_the_group_goes_with_its_replica(guarded: Guarded) -> None:
     assert not group.exists()
 
 
+def test_group_of_a_killed_guard_is_found_and_removed(guarded: Guarded) -> None:
+    if missing := missing_groups("memory"):
+        pytest.skip(f"needs a control group with memory: {missing}")
+    name = f"killed-{os.getpid()}"
+    process = guarded.start("/bin/sh", "-c", "echo up; exec sleep 600", limits={"memory_bytes": 64 * MIB}, name=name)
+    until(lambda: guarded.log() == "up\n")
+    process.kill()
+    process.wait(60)
+    left = cell.left_behind(name)
+    assert [path.name for path in left.groups.values()] == [f"penstock-{name}"]
+    left.remove()
+    assert not left.groups["memory"].exists()
+    assert cell.left_behind(name).groups == {}
+
+
 def test_processes_of_a_group_are_bounded(guarded: Guarded) -> None:
     if missing := missing_groups("pids"):
         pytest.skip(f"needs a control group with pids: {missing}")
@@ -83,6 +100,21 @@ def test_processes_of_a_group_are_bounded(guarded: Guarded) -> None:
     )
     guarded.start("python", "-c", code, limits={"processes": 8}, name="forks").wait(60)
     assert "refused 11" in guarded.log()
+
+
+def test_processor_time_of_a_replica_is_bounded(guarded: Guarded) -> None:
+    made = cell.make("probe", cell.Limits(cpus=0.2))
+    made.remove()
+    if made.missing:
+        pytest.skip(f"needs a control group with cpu: {made.missing}")
+    code = (
+        "import time\n"
+        "began, used = time.monotonic(), time.process_time()\n"
+        "while time.monotonic() - began < 2: pass\n"
+        "print((time.process_time() - used) / (time.monotonic() - began))"
+    )
+    guarded.start("python", "-c", code, limits={"cpus": 0.2}, name="busy").wait(60)
+    assert float(guarded.log()) < 0.4  # a quota of 20 ms in each 100, and what the last period had
 
 
 def test_open_files_of_a_process_are_bounded(guarded: Guarded) -> None:
@@ -116,12 +148,12 @@ def laid_out(root: Path, group: str, controllers: str, children: str) -> Path:
 
 
 def test_version_2_takes_the_limits_and_counts_kills(tmp_path: Path) -> None:
-    own = laid_out(tmp_path, "penstock.service", "cpu memory pids", "memory pids")
-    made = cell.make("r", cell.Limits(64 * MIB, 32), root=tmp_path)
+    own = laid_out(tmp_path, "penstock.service", "cpu memory pids", "cpu memory pids")
+    made = cell.make("r", cell.Limits(64 * MIB, 32, cpus=1.5), root=tmp_path)
     group = own / "penstock-r"
     assert made.note() == "limits hold by control groups"
-    assert {name: (group / name).read_text() for name in ("memory.max", "memory.swap.max", "pids.max")} == {
-        "memory.max": str(64 * MIB), "memory.swap.max": "0", "pids.max": "32",
+    assert {name: (group / name).read_text() for name in ("memory.max", "memory.swap.max", "pids.max", "cpu.max")} == {
+        "memory.max": str(64 * MIB), "memory.swap.max": "0", "pids.max": "32", "cpu.max": "150000 100000",
     }  # fmt: skip
     (group / "memory.events").write_text("low 0\noom 1\noom_kill 0\n")
     assert made.out_of_memory() == ""
@@ -168,6 +200,25 @@ def test_a_replica_of_another_user_reads_its_own_files_alone() -> None:
         assert said.count("Permission denied") == 2
         assert "NoNewPrivs:\t1" in said
         assert (work / "given").read_text() == "by its snapshotmore\n"
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_replica_of_another_user_has_its_supplementary_groups() -> None:
+    """Those of the user's, as a login has them, and none of root's."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, which alone may become another user")
+    folder = Path(tempfile.mkdtemp(prefix="penstock-run-as-"))
+    try:
+        folder.chmod(accounts.WAY)
+        for name in ("nobody", "daemon", "www-data"):
+            account = accounts.find(name)
+            member_of = {entry.gr_gid for entry in grp.getgrall() if name in entry.gr_mem}
+            assert set(account.groups) == {account.gid} | member_of
+        account = dataclasses.replace(account, groups=(account.gid, 20))  # such as a user of `dialout`
+        guarded = Guarded(folder)
+        guarded.start("/usr/bin/id", "-G", cwd="/", account=asdict(account)).wait(60)
+        assert sorted(map(int, guarded.log().split())) == sorted({account.gid, 20})
     finally:
         shutil.rmtree(folder)
 

@@ -58,7 +58,7 @@ class Order:
     lease: str
     lease_end: float
     hidden: list[str] = field(default_factory=list)
-    limits: dict[str, int | None] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     account: dict[str, Any] | None = None
 

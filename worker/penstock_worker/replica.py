@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.errors import PenstockError, Unavailable
-from penstock.process import proc
+from penstock.process import cell, proc
 from penstock.process.end import open_process_end
 from penstock.process.group import ProcessGroup
 from penstock.protocol import contract
@@ -187,7 +187,10 @@ class Replica:
             await _until_gone(pid)
         if self._process is not None:
             self._process.reap()
-        await self._end(self._read_exit())
+        fields = self._read_exit()
+        if not (self.folder / guard.EXIT).exists():
+            await in_thread(cell.left_behind(self.desired.replica_id).remove)  # may wait for the last process
+        await self._end(fields)
 
     async def _until_started(self, pid: int) -> None:
         """Wait until the entrypoint runs, or the guard has ended before."""

@@ -3,7 +3,8 @@
 A control group bounds all processes of the replica together, and counts kills for lack of memory. It is made beside the
 group of this process: of version 1 below it; of version 2 below it, or beside it if it is the leaf `LEAF` of a
 delegated group (a group with processes gives no controllers to others). Without one, memory is bounded by RLIMIT_DATA
-and processes by RLIMIT_NPROC, which is of the user and does not bind root. Standard library only.
+and processes by RLIMIT_NPROC, which is of the user and does not bind root; processor time is not bounded then. Standard
+library only.
 
 Raises nothing for a machine without control groups: `Cell.missing` says what does not hold.
 """
@@ -20,22 +21,28 @@ from pathlib import Path
 
 ROOT = Path("/")
 LEAF = "penstock-agent"
+CONTROLLERS = ("memory", "pids", "cpu")
+_PERIOD_US = 100_000
 _REMOVED_S, _AGAIN_S = 2.0, 0.02
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one replica. `memory_bytes`, `processes`: of all its processes together; `open_files`: of each."""
+    """Of one replica. `memory_bytes`, `processes`: of all its processes together; `open_files`: of each.
+
+    `cpus`: processor time of all its processes together, in seconds a second.
+    """
 
     memory_bytes: int | None = None
     processes: int | None = None
     open_files: int | None = None
+    cpus: float | None = None
 
     @property
-    def of_groups(self) -> dict[str, int]:
+    def of_groups(self) -> dict[str, float]:
         """Return what a control group can hold, by controller."""
-        found = {"memory": self.memory_bytes, "pids": self.processes}
+        found = {"memory": self.memory_bytes, "pids": self.processes, "cpu": self.cpus}
         return {name: limit for name, limit in found.items() if limit is not None}
 
 
@@ -54,7 +61,8 @@ class Cell:
             return ""
         if not self.missing:
             return "limits hold by control groups" if self.groups else "limits hold for each process"
-        return f"limits hold for each process alone, not for all together: {self.missing}"
+        unbounded = "" if self.limits.cpus is None or "cpu" in self.groups else "; processor time is not bounded"
+        return f"limits hold for each process alone, not for all together: {self.missing}{unbounded}"
 
     def enter(self) -> None:
         """Put the calling process under the limits: between fork and exec. Raises OSError."""
@@ -98,6 +106,20 @@ class Cell:
                     time.sleep(_AGAIN_S)
 
 
+def left_behind(name: str, root: Path = ROOT) -> Cell:
+    """Return the cell of a replica whose guard has ended without removing it, with the groups that are there.
+
+    Called by a process beside that guard: groups are made beside the group of the process that makes them.
+    """
+    cell = Cell(Limits())
+    for controller in CONTROLLERS:
+        with suppress(OSError):
+            version, parent = _parent(controller, root)
+            if (group := parent / f"penstock-{name}").is_dir():
+                cell.groups[controller], cell.versions[controller] = group, version
+    return cell
+
+
 def make(name: str, limits: Limits, root: Path = ROOT) -> Cell:
     """Return the cell of a replica, with groups as far as they can be made."""
     cell, wrong = Cell(limits), []
@@ -118,9 +140,11 @@ def make(name: str, limits: Limits, root: Path = ROOT) -> Cell:
     return cell
 
 
-def _bound(group: Path, version: str, controller: str, limit: int) -> None:
+def _bound(group: Path, version: str, controller: str, limit: float) -> None:
     if controller == "pids":
         _write(group / "pids.max", limit)
+    elif controller == "cpu":
+        _bound_cpus(group, version, limit)
     elif version == "2":
         _write(group / "memory.max", limit)
         with suppress(OSError):  # a kernel without swap accounting, or without the second
@@ -132,6 +156,15 @@ def _bound(group: Path, version: str, controller: str, limit: int) -> None:
             _write(group / "memory.memsw.limit_in_bytes", limit)
 
 
+def _bound_cpus(group: Path, version: str, cpus: float) -> None:
+    quota_us = max(1_000, round(cpus * _PERIOD_US))  # the kernel takes no less
+    if version == "2":
+        _write(group / "cpu.max", f"{quota_us} {_PERIOD_US}")
+    else:
+        _write(group / "cpu.cfs_period_us", _PERIOD_US)
+        _write(group / "cpu.cfs_quota_us", quota_us)
+
+
 def delegate(root: Path = ROOT) -> None:
     """Let groups of version 2 beside this process's own have controllers, if it is the leaf `LEAF`.
 
@@ -141,7 +174,7 @@ def delegate(root: Path = ROOT) -> None:
     own = _own(root, "")
     if own is None or own.name != LEAF:
         return
-    for controller in sorted({"memory", "pids"} & set(_words(own.parent / "cgroup.controllers"))):
+    for controller in sorted(set(CONTROLLERS) & set(_words(own.parent / "cgroup.controllers"))):
         with suppress(OSError):
             (own.parent / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
 
@@ -187,7 +220,7 @@ def _below(top: Path, path: str) -> Path:
     return inner if inner.is_dir() else top  # a container that sees its own group as the root
 
 
-def _write(path: Path, value: int) -> None:
+def _write(path: Path, value: float | str) -> None:
     path.write_text(str(value), encoding="ascii")
 
 

@@ -194,6 +194,7 @@ class LimitsOrder(Message):
     memory_bytes: int | None = None
     processes: int | None = None
     open_files: int | None = None
+    cpus: float | None = None
 
 
 class Desired(Message):

@@ -126,6 +126,9 @@ class ReplicaLimits(Strict):
     )
     processes: int | None = Field(None, ge=1, le=4_194_304, description="processes and threads of a replica")
     open_files: int | None = Field(None, ge=16, le=1 << 20, description="open files of each process")
+    cpus: float | None = Field(
+        None, ge=0.01, le=65_536, description="processor time of all processes of a replica, in cores"
+    )
 
     @field_validator("memory")
     @classmethod

@@ -188,7 +188,7 @@ def _limits(spec: JobSpec) -> LimitsOrder | None:
     if asked is None:
         return None
     memory = None if asked.memory is None else memory_bytes(asked.memory)
-    return LimitsOrder(memory_bytes=memory, processes=asked.processes, open_files=asked.open_files)
+    return LimitsOrder(memory_bytes=memory, processes=asked.processes, open_files=asked.open_files, cpus=asked.cpus)
 
 
 def _collective_job(replica: ReplicaRow, ranks: Sequence[ReplicaRow]) -> CollectiveJob:
