@@ -106,6 +106,9 @@ def make_server(runtime: Runtime) -> uvicorn.Server:
         ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
         ssl_cert_reqs=_client_certificates(settings),
         ws_per_message_deflate=False,
+        # uvicorn believes every local peer by default: any user of this machine could give another address as its own.
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies,
         ws_max_size=MAX_FRAME_BYTES + (1 << 20),
         timeout_graceful_shutdown=_STOP_S,
     )

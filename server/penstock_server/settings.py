@@ -29,6 +29,10 @@ class Settings(BaseSettings):
         default_factory=list,
         description="further names of this server that a browser may use, e.g. penstock.example.org",
     )
+    trusted_proxies: list[str] = Field(
+        default_factory=list,
+        description="addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed",
+    )
     webhook_allow: list[IPvAnyNetwork] = Field(
         default_factory=list, description="networks that webhooks may go to though they are not public: 10.1.0.0/16"
     )

@@ -47,6 +47,46 @@ async def test_an_expiry_beyond_all_time_is_refused(sqlite_server: Server, secon
 
 
 @pytest.mark.asyncio
+async def test_local_peer_does_not_choose_its_address(sqlite_server: Server, tmp_path: Path) -> None:
+    """X-Forwarded-For of a user of this machine: in the audit log, and to escape the limit of wrong tokens."""
+    spec = {"spec": {"name": "j", "entrypoint": ["true"]}}
+
+    async def peer_of(server: Server) -> str:
+        await server.http.post("/api/v1/jobs", json=spec, headers={"X-Forwarded-For": "203.0.113.9"})
+        newest = (await server.http.get("/api/v1/audit", params={"page_size": 1})).json()["items"][0]
+        return str(newest["peer"])
+
+    assert await peer_of(sqlite_server) == "127.0.0.1"
+    async with httpx.AsyncClient(base_url=sqlite_server.url) as client:
+        found = []
+        for number in range(BURST + 5):
+            headers = {"Authorization": "Bearer psu_wrong", "X-Forwarded-For": f"203.0.113.{number}"}
+            found.append((await client.get("/api/v1/jobs", headers=headers)).status_code)
+    assert found[-1] == 429
+    async with running(settings_for(tmp_path / "behind", trusted_proxies=["127.0.0.0/8"])) as behind_proxy:
+        assert await peer_of(behind_proxy) == "203.0.113.9"
+
+
+@pytest.mark.asyncio
+async def test_token_of_a_projects_administrator_ends_with_his_own(sqlite_server: Server) -> None:
+    body = {"name": "ana", "projects": {"vision": "admin"}, "expires_in_s": 3600}
+    ana = (await sqlite_server.http.post("/api/v1/tokens", json=body)).json()
+    headers = {"Authorization": f"Bearer {ana['token']}"}
+    code = (await sqlite_server.http.post("/api/v1/login-codes", headers=headers)).json()["code"]
+    async with httpx.AsyncClient(base_url=sqlite_server.url, headers={"Origin": sqlite_server.url}) as browser:
+        assert (await browser.post("/api/v1/session", json={"code": code})).status_code == 204
+        for client, given in ((sqlite_server.http, headers), (browser, {})):
+            ends = []
+            for seconds in (None, 60, 1e8):
+                asked = {"name": "ci", "projects": {"vision": "runner"}, "expires_in_s": seconds}
+                made = await client.post("/api/v1/tokens", json=asked, headers=given)
+                assert made.status_code == 201, made.text
+                ends.append(made.json()["expires_at"])
+            assert ends[0] == ends[2] == ana["expires_at"]
+            assert ends[1] < ends[0]
+
+
+@pytest.mark.asyncio
 async def test_the_last_administrators_token_stays(sqlite_server: Server) -> None:
     [own] = (await sqlite_server.http.get("/api/v1/tokens")).json()["items"]
     answer = await sqlite_server.http.delete(f"/api/v1/tokens/{own['id']}")

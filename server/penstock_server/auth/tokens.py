@@ -75,13 +75,16 @@ class Tokens:
         scopes: Collection[str],
         *,
         expires_in_s: float | None = None,
+        expires_by: datetime | None = None,
         node_id: str | None = None,
         projects: Mapping[str, Role] | None = None,
         made_by: str | None = None,
     ) -> Minted:
-        """Add a new token to the transaction."""
+        """Add a new token to the transaction. `expires_by`: however long it is asked for."""
         now = self._clock.now()
         secret = new_secret(kind)
+        ends = [now + timedelta(seconds=expires_in_s)] if expires_in_s is not None else []
+        ends += [expires_by] if expires_by is not None else []
         row = TokenRow(
             id=uuid7(),
             kind=kind,
@@ -92,11 +95,18 @@ class Tokens:
             projects=None if projects is None else dict(projects),
             made_by=made_by,
             created_at=now,
-            expires_at=None if expires_in_s is None else now + timedelta(seconds=expires_in_s),
+            expires_at=min(ends, default=None),
         )
         tx.session.add(row)
         tx.subject = row.id
         return Minted(row, secret)
+
+    async def end_of(self, tx: Tx, asker: Principal) -> datetime | None:
+        """Return when the token of a principal expires; of a browser session, the token that opened it."""
+        row = await tx.session.get_one(TokenRow, asker.token_id)
+        if row.made_by is not None:
+            row = await tx.session.get_one(TokenRow, row.made_by)
+        return row.expires_at
 
     async def bearer(self, secret: str) -> Principal | None:
         """Return the holder of a bearer token, or None."""

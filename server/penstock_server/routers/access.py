@@ -45,7 +45,7 @@ async def create_token(server: Server, asker: Asker, response: Response, body: t
     """Make a token; its secret is in this answer and nowhere else.
 
     One of `scopes`, `role` (in all projects) and `projects` (a role in each) is given. An administrator of projects
-    makes tokens for these.
+    makes tokens for these, which last no longer than its own.
     """
     if asker.projects is not None:
         if body.projects is None:
@@ -56,9 +56,11 @@ async def create_token(server: Server, asker: Asker, response: Response, body: t
         for project in body.projects:
             require_project(asker, project, ADMIN)
     async with server.database.write() as tx:
+        ends = None if asker.projects is None else await server.tokens.end_of(tx, asker)
         minted = server.tokens.mint(
-            tx, "user", body.name, body.granted(), expires_in_s=body.expires_in_s, projects=body.projects
-        )
+            tx, "user", body.name, body.granted(), expires_in_s=body.expires_in_s, expires_by=ends,
+            projects=body.projects,
+        )  # fmt: skip
     shown = _shown(server, minted.row)
     response.headers["ETag"] = f'"{shown.etag}"'
     return tokens.TokenMade(**shown.model_dump(), token=minted.secret)
