@@ -227,26 +227,23 @@ class Publisher:
         jobs, self._figures = self._figures, set()
         found = {job_id: live for job_id in jobs if (live := self._live.get(job_id)) is not None}
         self._hub.publish_figures({job_id: live.figures() for job_id, live in found.items()})
-        changed, self._nodes_changed = self._nodes_changed, False
-        if changed and self._hub.lists_followed:
-            try:
-                await self._publish_nodes()
-            except BaseException:
-                self._nodes_changed = True
-                raise
-        await self._step_clocks()
+        await self._step_nodes()
 
-    async def _step_clocks(self) -> None:
-        changed, self._clocks_changed = self._clocks_changed, False
-        if not changed:
+    async def _step_nodes(self) -> None:
+        """Send the nodes if one has changed, or if more is known of their clocks; read once for both."""
+        nodes, self._nodes_changed = self._nodes_changed, False
+        clocks, self._clocks_changed = self._clocks_changed, False
+        if not clocks and not (nodes and self._hub.lists_followed):
             return
         try:
-            nodes = await self._node_views()
+            views = await self._node_views()
         except BaseException:
-            self._clocks_changed = True
+            self._nodes_changed |= nodes
+            self._clocks_changed |= clocks
             raise
-        self._hub.publish_nodes(nodes)
-        self._hub.publish_clocks(nodes)
+        self._hub.publish_nodes(views)
+        if clocks:
+            self._hub.publish_clocks(views)
 
     async def step(self) -> None:
         """Send orders, events, and jobs whose state changed. What could not be sent is sent by the next step."""
@@ -321,9 +318,6 @@ class Publisher:
                 for view in await job_views(session, rows, self._live, self._clock.now()):
                     publish(view.model_dump(mode="json"))
             job_ids.difference_update(piece)
-
-    async def _publish_nodes(self) -> None:
-        self._hub.publish_nodes(await self._node_views())
 
     async def _node_views(self) -> list[dict[str, Any]]:
         async with self._db.read() as session:
