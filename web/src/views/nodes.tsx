@@ -1,29 +1,25 @@
 /** Nodes and what they have free: read when the page opens, then pushed by the server with the list of jobs. */
 import { useEffect, useState } from "preact/hooks";
-import { ApiError, api } from "../api";
+import { api } from "../api";
 import { age, bytes, firm, plural } from "../format";
 import { Empty, ErrorCard, Head, StateChip } from "../parts/basics";
 import { jobsStore } from "../store/current";
 import { nowMs } from "../store/session";
 import type { NodeRow, PilotRow } from "../types";
+import { useLoaded } from "./loaded";
 
 /** Pilots are not pushed: they change with the reports of the commands that ask for them. */
 const PILOTS_EVERY_MS = 5000;
 
 export function NodesPage() {
   const [nodes, setNodes] = useState<readonly NodeRow[] | null>(null);
-  const [error, setError] = useState<ApiError | null>(null);
   const [pilots, setPilots] = useState<readonly PilotRow[]>([]);
-  const load = async () => {
-    try {
+  const { error, guarded } = useLoaded();
+  const load = () =>
+    guarded(async () => {
       setNodes((await api.nodes()).items);
       setPilots((await api.pilots()).items);
-      setError(null);
-    } catch (failure) {
-      if (!(failure instanceof ApiError)) throw failure;
-      setError(failure);
-    }
-  };
+    });
   const pushed = jobsStore.value?.nodes.value ?? null;
   useEffect(() => {
     void load();

@@ -1,26 +1,21 @@
 /** Tokens: who may do what in which project; made and revoked here by administrators. A secret is shown once. */
 import { useEffect, useState } from "preact/hooks";
-import { ApiError, api } from "../api";
+import { api } from "../api";
 import { age, plural } from "../format";
 import { Empty, ErrorCard, Head } from "../parts/basics";
 import { nowMs } from "../store/session";
 import { grantOf, powers, ROLES, type Role } from "../store/tokens";
 import type { TokenRow } from "../types";
+import { useLoaded } from "./loaded";
 
 export function TokensPage() {
   const [tokens, setTokens] = useState<readonly TokenRow[] | null>(null);
-  const [error, setError] = useState<ApiError | null>(null);
-  const guarded = async (act: () => Promise<void>) => {
-    try {
+  const { error, guarded } = useLoaded();
+  const load = (act = async () => {}) =>
+    guarded(async () => {
       await act();
       setTokens((await api.tokens()).items);
-      setError(null);
-    } catch (failure) {
-      if (!(failure instanceof ApiError)) throw failure;
-      setError(failure);
-    }
-  };
-  const load = () => guarded(async () => {});
+    });
   useEffect(() => void load(), []);
   const valid = tokens?.filter((token) => token.revoked_at === null) ?? [];
   return (
@@ -34,12 +29,12 @@ export function TokensPage() {
         </button>
       </div>
       {error !== null && <ErrorCard error={error} retry={() => void load()} />}
-      <NewToken make={guarded} />
+      <NewToken make={load} />
       <div class="card">
         {valid.length === 0 ? (
           <Empty title="There are no tokens" />
         ) : (
-          <TokenTable tokens={valid} revoke={(token) => void guarded(() => api.revokeToken(token.id))} />
+          <TokenTable tokens={valid} revoke={(token) => void load(() => api.revokeToken(token.id))} />
         )}
       </div>
     </main>
