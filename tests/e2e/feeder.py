@@ -135,7 +135,21 @@ class Feeder:
             Column.OP: np.array([s.op for s in run]),
             Column.THREAD: np.array([s.thread for s in run]),
         }
-        self._send(Kind.OP_EVENTS, columns, t0_ns=now_ns - span, step=self._step, flags=FLAG_WHOLE_STEP)
+        self.step_began_ns = now_ns - span
+        self._send(Kind.OP_EVENTS, columns, t0_ns=now_ns - span, step=self._step, flags=flags)
+
+    def input(self, events: Sequence[tuple[Work, int, int, int]], *, before_ns: int) -> None:
+        """Say what the data feed did: (work, thread, begin, end), in nanoseconds from the newest sampled step's begin.
+
+        `before_ns`: how long before it the first one began.
+        """
+        columns = {
+            Column.START_NS: np.array([begin + before_ns for _, _, begin, _ in events]),
+            Column.DURATION_NS: np.array([end - begin for _, _, begin, end in events]),
+            Column.WORK: np.array([work for work, _, _, _ in events]),
+            Column.THREAD: np.array([thread for _, thread, _, _ in events]),
+        }
+        self._send(Kind.INPUT_EVENTS, columns, t0_ns=self.step_began_ns - before_ns, step=self._step)
 
     def only(self, ops: list[int]) -> None:
         """Say that just these operators ran, once each."""

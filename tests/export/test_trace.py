@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.export.recorded import CREATED, T0_NS, RecordedJob, events, graph, used
 from tests.export.trace_reader import Trace, read
@@ -12,7 +13,7 @@ from penstock.errors import SpecError
 from penstock.export.files import whole_file
 from penstock.export.trace import Summary, write_trace
 from penstock.protocol.exchange import Sums, body_of
-from penstock.protocol.frames import Frame, Kind
+from penstock.protocol.frames import FIRST_READER, Column, Frame, Kind, Work
 
 MAIN = graph("relu_0", "allreduce_0")
 STEP = [(0, 500, 0, 0), (10, 300, 0, 1), (500, 70_000, 1, 0), (310, 0, 1, 1)]
@@ -99,6 +100,24 @@ def test_exchange_with_each_peer_is_a_slice_for_each_report(tmp_path: Path) -> N
     assert (("trainer 0", "exchange with pserver 0"), "exchange with pserver 0", 2, 0) in found
     [second] = [s for s in trace.slices if s.track == track and s.args["calls"] == 2]
     assert (second.start_ns, second.duration_ns) == (T0_NS, 500)
+
+
+def test_work_of_the_data_feed_has_tracks_of_its_own(tmp_path: Path) -> None:
+    columns = {
+        Column.START_NS: np.array([0, 100, 900]),
+        Column.DURATION_NS: np.array([800, 700, 50]),
+        Column.WORK: np.array([Work.READ, Work.WAIT, Work.BATCH]),
+        Column.THREAD: np.array([FIRST_READER + 3, 0, 0]),
+    }
+    feed = Frame(Kind.INPUT_EVENTS, 1, 1, 9, T0_NS, 1, 0, columns)
+    trace, summary = written(RecordedJob(trainer_0=[used(MAIN), events(1, STEP), feed]).knows(MAIN), tmp_path)
+    found = [(s.track[-1], s.name, s.start_ns - T0_NS, s.duration_ns) for s in trace.slices if s.category == "input"]
+    assert sorted(found) == [
+        ("batches 0", "make tensors", 900, 50),
+        ("batches 0", "wait for a batch", 100, 700),
+        ("reader 3", "read a batch", 0, 800),
+    ]
+    assert (summary.inputs, summary.slices) == (3, 4)
 
 
 def test_metrics_are_counters_and_changes_of_state_are_instants(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ export const HEADER_BYTES = 48;
 export const MAX_FRAME_BYTES = 4194304;
 export const FLAG_WHOLE_STEP = 1;
 export const FLAG_IN_FULL = 2;
+export const FIRST_READER = 32768;
 
 export const Kind = {
   HELLO: 1,
@@ -20,6 +21,7 @@ export const Kind = {
   LOG: 11,
   GRAPH_USED: 12,
   EXCHANGE: 13,
+  INPUT_EVENTS: 14,
 } as const;
 export type Kind = (typeof Kind)[keyof typeof Kind];
 
@@ -43,11 +45,12 @@ export const Column = {
   BYTES: 16,
   WAIT_NS: 17,
   TEXT: 18,
+  WORK: 19,
 } as const;
 export type Column = (typeof Column)[keyof typeof Column];
 
 /** Dtype code of each column, by id. */
-export const COLUMN_CODE: readonly number[] = [1, 3, 3, 2, 2, 3, 4, 3, 4, 5, 7, 3, 4, 4, 4, 2, 4, 4, 1];
+export const COLUMN_CODE: readonly number[] = [1, 3, 3, 2, 2, 3, 4, 3, 4, 5, 7, 3, 4, 4, 4, 2, 4, 4, 1, 1];
 
 /** Columns of each kind; a kind that is not here is a JSON frame. */
 export const COLUMNS: ReadonlyMap<Kind, readonly Column[]> = new Map<Kind, readonly Column[]>([
@@ -56,4 +59,5 @@ export const COLUMNS: ReadonlyMap<Kind, readonly Column[]> = new Map<Kind, reado
   [5, [8, 9, 10, 11, 12, 13, 14]], // METRICS
   [6, [5, 6, 15, 16, 17]], // SYNC
   [11, [18]], // LOG
+  [14, [1, 2, 4, 19]], // INPUT_EVENTS
 ]);

@@ -1,10 +1,10 @@
 """Bounded buffer of one replica's telemetry frames on their way to the server. No I/O.
 
-Order of sequence numbers is preserved. Over its limit the buffer drops OP_EVENTS, then EXCHANGE (but the newest, which
-holds all that those before it held), then OP_SUMS, SYNC and LOG, each oldest first; HELLO, GRAPH, GRAPH_USED, METRICS,
-SCALARS, PROGRESS, GAP and GOODBYE are never dropped. Where frames were dropped a GAP frame stands, which has the
-sequence number of the last dropped one. If only frames that may not be dropped are left and the limit is passed, `full`
-is true and the socket is not read: the trainer never waits, it drops by itself.
+Order of sequence numbers is preserved. Over its limit the buffer drops OP_EVENTS and INPUT_EVENTS, then EXCHANGE (but
+the newest, which holds all that those before it held), then OP_SUMS, SYNC and LOG, each oldest first; HELLO, GRAPH,
+GRAPH_USED, METRICS, SCALARS, PROGRESS, GAP and GOODBYE are never dropped. Where frames were dropped a GAP frame stands,
+which has the sequence number of the last dropped one. If only frames that may not be dropped are left and the limit is
+passed, `full` is true and the socket is not read: the trainer never waits, it drops by itself.
 
 Frames of the kinds that are never dropped, and the newest EXCHANGE, stay until the server has confirmed them
 (`confirm`), and are sent again after a reconnect (`rewind`); the server knows a repeated one by (stream, epoch, seq).
@@ -21,7 +21,11 @@ from penstock.protocol.bounded import BoundedQueue, DropRule
 from penstock.protocol.frames import Frame, Header, Kind, encode
 
 LIMIT_BYTES = 64 << 20
-DROPPED = (frozenset({Kind.OP_EVENTS}), frozenset({Kind.EXCHANGE}), frozenset({Kind.OP_SUMS, Kind.SYNC, Kind.LOG}))
+DROPPED = (
+    frozenset({Kind.OP_EVENTS, Kind.INPUT_EVENTS}),
+    frozenset({Kind.EXCHANGE}),
+    frozenset({Kind.OP_SUMS, Kind.SYNC, Kind.LOG}),
+)
 MAX_TRIES = 8
 KEPT = frozenset(Kind).difference(*DROPPED)
 AGAIN = KEPT | {Kind.EXCHANGE}  # sent again over a new connection

@@ -73,6 +73,8 @@ class Run(Protocol):
     """One pass over a data set. `take` and `used` may be called by many threads."""
 
     slots: tuple[Slot, ...]
+    gathers: bool = False
+    """Whether `take` makes the batch itself, from samples that are there, instead of waiting for it."""
 
     def take(self) -> _feed.Batch | None:
         """Return the next batch, None after the last. Raises DataError."""
@@ -100,6 +102,7 @@ class Limited(Run):
 
     def __init__(self, run: Run, num_batches: int, used_before: int) -> None:
         self.slots, self._run, self._num_batches = run.slots, run, num_batches
+        self.gathers = run.gathers
         self._lock = threading.Lock()
         self._taken = self.num_used = used_before
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from penstock import telemetry
 from penstock.dataset.dataset_base import at_least_one
 from penstock.dataset.joined_loaders import share_of
 from penstock.dataset.loader_base import BatchLoader, Feed, Made, Reader, places_of
 from penstock.errors import EOFException, FeedError, SpecError
 from penstock.lod_tensor import LoDTensor, of_sequences
+from penstock.protocol.frames import Work
 
 _log = logging.getLogger(__name__)
 LEFT_OUT = "a DataLoader left out %d samples that fill no batch of %d (drop_last=True)"
@@ -34,6 +37,7 @@ class GeneratorLoader(BatchLoader):
         program = None if iterable else inputs[0].program
         super().__init__(capacity, program, names=self._names, returns_lists=return_list)
         self._reader: Reader | None = None
+        self._lane: int | None = None  # of its reader, once a pass was traced
 
     @property
     def inputs(self) -> list[Any]:
@@ -65,7 +69,17 @@ class GeneratorLoader(BatchLoader):
         reader = self._reader
         if reader is None:
             raise SpecError("the loader has no generator; call set_batch_generator, or one of its siblings, first")
-        return lambda: (Made(self._of_values(batch)) for batch in reader())
+        return lambda: self._made(reader)
+
+    def _made(self, reader: Reader) -> Iterator[Made]:
+        trace, begin_ns = telemetry.input_trace(), time.time_ns()
+        for batch in reader():
+            made = Made(self._of_values(batch))
+            if trace is not None:
+                self._lane = trace.new_reader() if self._lane is None else self._lane
+                trace.add(Work.READ, self._lane, begin_ns, time.time_ns())
+            yield made
+            begin_ns = time.time_ns()
 
     def _columns_of(self, batches: Iterable[Sequence[Any]]) -> Iterator[list[Any]]:
         """For batches of samples a column for each input: an array, or of an input with sequences a list of them."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from penstock import telemetry
 from penstock.dataset.dataset_base import at_least_one
 from penstock.dataset.joined_loaders import beside, joined
 from penstock.dataset.made_ahead import FeedQueue, Prefetched
 from penstock.dataset.slots import LENGTHS
 from penstock.errors import EOFException, PenstockError, ReaderError, SpecError
 from penstock.lod_tensor import LoDTensor
+from penstock.protocol.frames import Work
 
 _log = logging.getLogger(__name__)
 _SIZES_DIFFER = (
@@ -234,8 +237,12 @@ class BatchLoader(DataLoaderBase, ABC):
 
 def _taken(ahead: Prefetched) -> Made | None:
     """Return the next batch; None at the end. Raises ReaderError for what a script's generator has raised."""
+    trace, begin_ns = telemetry.input_trace(), time.time_ns()
     try:
-        return next(ahead, None)
+        made = next(ahead, None)
+        if trace is not None:
+            trace.add(Work.WAIT, 0, begin_ns, time.time_ns())
+        return made
     except PenstockError:
         raise
     except Exception as error:

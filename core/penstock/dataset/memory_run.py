@@ -25,6 +25,8 @@ class MemoryRun(Run):
     Places count samples: those of the data, then those drawn again.
     """
 
+    gathers = True
+
     def __init__(
         self,
         slots: tuple[Slot, ...],

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
+from penstock import telemetry
 from penstock.dataset.dataset_base import Run
 from penstock.native import _feed
 from penstock.native.intra_op import use_intra_op_threads_here
+from penstock.protocol.frames import FIRST_READER, Work
 
 
 class RunAhead(Run):
@@ -57,7 +60,7 @@ class RunAhead(Run):
     def _take_all(self) -> None:
         use_intra_op_threads_here(1)  # more would spin beside a step that has all cores
         try:
-            while (batch := self._run.take()) is not None:
+            while (batch := self._taken()) is not None:
                 if not self._is_late:
                     self._see(batch)
                 if not self._hand_over(batch):
@@ -67,6 +70,15 @@ class RunAhead(Run):
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+
+    def _taken(self) -> _feed.Batch | None:
+        trace = telemetry.input_trace() if self._run.gathers else None
+        if trace is None:
+            return self._run.take()
+        begin_ns = time.time_ns()
+        batch = self._run.take()
+        trace.add(Work.BATCH, FIRST_READER, begin_ns, time.time_ns())
+        return batch
 
     def _hand_over(self, batch: _feed.Batch) -> bool:
         """Return once the batch was taken, as the next one is one step ahead then; False if it will not be."""

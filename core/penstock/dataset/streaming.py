@@ -15,12 +15,17 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
+from penstock import telemetry
 from penstock.dataset import arrow
 from penstock.dataset.dataset_base import Dataset, Reading, Run
 from penstock.dataset.faults import DataError, Skipped, file_error, line_error
 from penstock.dataset.position import FilePlaces
 from penstock.dataset.sources import Source, is_columnar, opened, size_of
 from penstock.native import _feed
+from penstock.protocol.frames import FIRST_READER, Work
+from penstock.telemetry.input import EVENT, Events
 
 _BATCHES_AHEAD = 4  # of each reader
 _LOOK_S = 0.2  # how long a thread waits natively, before it looks for signals
@@ -81,6 +86,11 @@ class StreamingRun(Run):
         num_readers = max(1, min(reading.threads, len(self._todo)))
         self._queue = _feed.Queue(_BATCHES_AHEAD * num_readers)
         self._streams = [self._stream(number) for number in range(num_readers)]
+        self._trace = telemetry.input_trace()
+        if self._trace is not None:
+            for stream in self._streams:
+                stream.trace_reads()
+            self._trace.add_reader(self._reads)
         self._left = num_readers
         self._threads = [
             threading.Thread(target=self._read_all, args=(number,), name=f"penstock-reader-{number}", daemon=True)
@@ -135,8 +145,22 @@ class StreamingRun(Run):
             source.interrupt()
         for thread in self._threads:
             thread.join()
+        if self._trace is not None:
+            self._trace.remove_reader(self._reads)
+            self._trace = None
         atexit.unregister(self.close)
         self._skipped.log()
+
+    def _reads(self) -> Events:
+        """Take the reads of all readers since the last call."""
+        parts = []
+        for number, stream in enumerate(self._streams):
+            reads = stream.take_reads()
+            part = np.empty(len(reads), EVENT)
+            part["begin_ns"], part["end_ns"] = reads.T
+            part["work"], part["thread"] = Work.READ, FIRST_READER + number
+            parts.append(part)
+        return np.concatenate(parts)
 
     # -- readers -----------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from penstock import telemetry
 from penstock.dataset import Dataset
 from penstock.dataset.dataset_base import Run
 from penstock.dataset.prefetch import RunAhead
@@ -40,6 +41,7 @@ from penstock.log import warn_once
 from penstock.program.ir import Role
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
+from penstock.protocol.frames import Work
 from penstock.ps.remote import REMOTE_TYPES
 from penstock.scope import Scope, global_scope
 
@@ -296,11 +298,12 @@ class _Pass:
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._lock = threading.Lock()
+        self._trace = telemetry.input_trace()
 
     def train(self, steps: Sequence[Step], profile: Profile | None) -> None:
         """Return when all have ended. The calling thread is the first. Raises the first error."""
         others = [
-            threading.Thread(target=self._guarded, args=(step,), name=f"penstock-hogwild-{i}", daemon=True)
+            threading.Thread(target=self._guarded, args=(step, i), name=f"penstock-hogwild-{i}", daemon=True)
             for i, step in enumerate(steps[1:], 1)
         ]
         for thread in others:
@@ -316,9 +319,9 @@ class _Pass:
         if self._error is not None:
             raise self._error
 
-    def _guarded(self, step: Step) -> None:
+    def _guarded(self, step: Step, thread: int) -> None:
         try:
-            while not self._stop.is_set() and self._one(step, ()) is not None:
+            while not self._stop.is_set() and self._one(step, (), thread=thread) is not None:
                 pass
         except Exception as error:  # noqa: BLE001 - the thread's boundary: `train` raises it
             with self._lock:
@@ -349,23 +352,33 @@ class _Pass:
         if profile is not None:
             profile.show()
 
-    def _one(self, step: Step, names: Sequence[str], profile: Profile | None = None) -> tuple[int, list[Any]] | None:
+    def _one(
+        self, step: Step, names: Sequence[str], profile: Profile | None = None, *, thread: int = 0
+    ) -> tuple[int, list[Any]] | None:
         found = None
         self._saves.begin()
         try:
-            found = self._train_one(step, names, profile)
+            found = self._train_one(step, names, profile, thread)
         finally:
             self._saves.end(trained=found is not None)
         return found
 
-    def _train_one(self, step: Step, names: Sequence[str], profile: Profile | None) -> tuple[int, list[Any]] | None:
-        begin = time.perf_counter()
+    def _train_one(
+        self, step: Step, names: Sequence[str], profile: Profile | None, thread: int
+    ) -> tuple[int, list[Any]] | None:
+        begin_ns = time.time_ns()
         batch = self._run.take()
         if batch is None:
             return None
+        taken_ns = time.time_ns()
         feed = feed_of(batch, self._run.slots, self._inputs)
+        end_ns = time.time_ns()
+        if self._trace is not None:
+            if not self._run.gathers:
+                self._trace.add(Work.WAIT, thread, begin_ns, taken_ns)
+            self._trace.add(Work.BATCH, thread, begin_ns if self._run.gathers else taken_ns, end_ns)
         if profile is not None:
-            profile.read(time.perf_counter() - begin)
+            profile.read((end_ns - begin_ns) / 1e9)
         found = step(feed, names)
         self._run.used(batch)
         self._progress.trained(len(batch))

@@ -3,8 +3,9 @@
 Every recorded operator event is one slice, of whole steps and of parts (what a process had done when it crashed) alike.
 Slices have the names and categories of the dashboard, and arguments: step, operator, type, role, replica, module, the
 user's line, bytes. A step is a slice from the first to the last of its events. Of parameter servers and trainers, the
-exchange with each peer is a slice for each report (two a second), with what was exchanged since the one before. Each
-process's own clock counts; clocks of different nodes may differ.
+exchange with each peer is a slice for each report (two a second), with what was exchanged since the one before. Readers
+of the data feed, and what threads do for their batches, have tracks of their own. Each process's own clock counts;
+clocks of different nodes may differ.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from penstock.export.lanes import Ints, Lanes, Placed
 from penstock.export.peers import Interval, intervals
 from penstock.export.perfetto import Arguments, Names, Texts, TraceWriter
 from penstock.export.recording import MAX_POINTS, Process, Recorded, Recording, unix_ns
-from penstock.protocol.frames import FLAG_WHOLE_STEP, Column, Frame, Kind
+from penstock.protocol.frames import FIRST_READER, FLAG_WHOLE_STEP, Column, Frame, Kind, Work
 from penstock.protocol.graphdoc import GraphDocument, Op
 
-KINDS = frozenset({Kind.OP_EVENTS, Kind.EXCHANGE, Kind.GAP})
+KINDS = frozenset({Kind.OP_EVENTS, Kind.EXCHANGE, Kind.INPUT_EVENTS, Kind.GAP})
 UNITS = {"step_ms": "ms", "sync_ms": "ms", "sync_bytes": "bytes", "samples_per_s": "samples/s"}
+_WORKS: dict[int, str] = {Work.READ: "read a batch", Work.BATCH: "make tensors", Work.WAIT: "wait for a batch"}
 _THREADS = 1 << 16  # numbers of threads are u16
 _LATEST_NS = 1 << 62
 
@@ -37,6 +39,7 @@ class Summary:
     slices: int = 0
     steps: int = 0
     exchanges: int = 0
+    inputs: int = 0
     points: int = 0
     events: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
@@ -168,6 +171,8 @@ class _ProcessTrace:
                 case Kind.EXCHANGE:
                     self._add_exchange([*exchanged, one.frame])
                     exchanged = [one.frame]
+                case Kind.INPUT_EVENTS:
+                    self._add_input(one.frame)
                 case Kind.GAP:
                     self._add_gap(one.frame)
         self._end_step()
@@ -223,6 +228,15 @@ class _ProcessTrace:
         args: Arguments = {"step": step.step, "complete": Texts(self._text("yes" if step.whole else "no"))}
         self._add_slice("steps", f"step {step.step}", "step", step.start_ns, step.end_ns, args)
         self._summary.steps += 1
+
+    def _add_input(self, frame: Frame) -> None:
+        t0_ns = min(max(frame.t0_ns, 0), _LATEST_NS)
+        columns = (Column.START_NS, Column.DURATION_NS, Column.WORK, Column.THREAD)
+        for start, duration, work, thread in zip(*(frame.columns[c].tolist() for c in columns), strict=True):
+            track = f"reader {thread - FIRST_READER}" if thread >= FIRST_READER else f"batches {thread}"
+            begin = t0_ns + start
+            self._add_slice(track, _WORKS.get(work, f"work {work}"), "input", begin, begin + duration, {})
+        self._summary.inputs += frame.count
 
     def _add_exchange(self, frames: list[Frame]) -> None:
         for one in intervals(frames, self._process.started_ns):

@@ -69,7 +69,20 @@ class Kind(IntEnum):
     GOODBYE = 10  # JSON {failed, error} the process closed its telemetry on purpose
     LOG = 11  # [TEXT] raw bytes of a log; step = byte offset in the file, flags bit 1 = stderr
     GRAPH_USED = 12  # JSON {hash}: the following OP_* and SYNC frames index this graph's operators
-    EXCHANGE = 13  # JSON {peers, blocks, rows}: sums of the exchange with parameter servers (`exchange`); newest counts
+    EXCHANGE = 13  # JSON {peers, blocks, rows, tables?}: sums of the exchange with parameter servers; newest counts
+    INPUT_EVENTS = 14  # [START_NS, DURATION_NS, WORK, THREAD] what the data feed did around sampled steps
+
+
+class Work(IntEnum):
+    """The WORK column: what the data feed did."""
+
+    READ = 0  # reads and parses, or the script's generator makes, a batch
+    BATCH = 1  # makes the tensors of a batch that is there
+    WAIT = 2  # a thread that trains waits for a batch
+
+
+FIRST_READER = 1 << 15
+"""THREAD of the first reader in INPUT_EVENTS; below it are the threads that train."""
 
 
 class Column(IntEnum):
@@ -94,6 +107,7 @@ class Column(IntEnum):
     BYTES = 16
     WAIT_NS = 17
     TEXT = 18
+    WORK = 19
 
 
 COLUMNS: dict[Kind, frozenset[Column]] = {
@@ -104,6 +118,7 @@ COLUMNS: dict[Kind, frozenset[Column]] = {
     ),
     Kind.SYNC: frozenset({Column.PARAM, Column.COUNT, Column.BYTES, Column.TOTAL_NS, Column.WAIT_NS}),
     Kind.LOG: frozenset({Column.TEXT}),
+    Kind.INPUT_EVENTS: frozenset({Column.START_NS, Column.DURATION_NS, Column.WORK, Column.THREAD}),
 }
 """Columns of each kind; a kind that is not here is a JSON frame."""
 
@@ -132,6 +147,7 @@ COLUMN_DTYPE: dict[Column, np.dtype[Any]] = {
     Column.BYTES: np.dtype("<u8"),
     Column.WAIT_NS: np.dtype("<u8"),
     Column.TEXT: np.dtype("<u1"),
+    Column.WORK: np.dtype("<u1"),
 }
 
 Array = npt.NDArray[Any]

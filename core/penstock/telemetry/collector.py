@@ -75,6 +75,8 @@ class Collected:
     rows: Rows = field(default_factory=lambda: np.empty(0, ROW))
     lost: int = 0
     sample_cpu_ns: int = 0  # processor time that the sampled steps cost
+    turns: list[tuple[int, int]] = field(default_factory=list)
+    """Of the sampled steps, Unix nanoseconds: from the end of the step before to the end of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class Collector:
         self._plans: list[tuple[int, GraphPlan]] = []  # (from_step, plan), ascending
         self._pending: list[Events] = []  # of steps that are not complete
         self._newest = -1  # newest complete step
+        self._newest_end_ns: int | None = None
         self._damaged = -1  # steps up to this one may have lost events
         self._recorder: deque[_Complete] = deque()
         self._sent: set[int] = set()  # steps of the recorder that were sent
@@ -176,6 +179,7 @@ class Collector:
             self._record(complete)
         got.rows = rows
         self._newest = max(self._newest, int(steps[-1]))
+        self._newest_end_ns = int(rows["end_ns"][-1])
         self._forget_plans()
 
     def _split(self, events: Events, steps: npt.NDArray[np.int64], got: Collected) -> _Complete:
@@ -216,8 +220,15 @@ class Collector:
         if chosen.any():
             began_ns = self._cpu_clock_ns()
             got.drafts += self._whole(complete, chosen, FLAG_IN_FULL if self._sampler.in_full else 0)
+            got.turns = self._turns(rows, chosen)
             got.sample_cpu_ns += self._cpu_clock_ns() - began_ns
             self._sent.update(complete.steps[chosen].tolist())
+
+    def _turns(self, rows: Rows, chosen: Mask) -> list[tuple[int, int]]:
+        ends = rows["end_ns"]
+        first = int(ends[0] - rows["step_ns"][0]) if self._newest_end_ns is None else self._newest_end_ns
+        begins = np.append(first, ends[:-1])
+        return list(zip(begins[chosen].tolist(), ends[chosen].tolist(), strict=True))
 
     def _record(self, complete: _Complete) -> None:
         """Keep the newest steps for `last_words`. No copy: the arrays of the last drains are held."""

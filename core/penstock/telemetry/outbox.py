@@ -37,7 +37,7 @@ MAX_GRAPHS = 16  # documents kept for the next connection; a feed shape each
 PREFIX = struct.Struct("<I")  # length, on a Unix socket
 STAMP = struct.Struct("<IIQ")  # stream, epoch, seq: bytes 8 to 24 of the header
 STAMP_AT = PREFIX.size + 8
-_EVENTS, _SUMS = frozenset({Kind.OP_EVENTS}), frozenset({Kind.OP_SUMS, Kind.SYNC})
+_EVENTS, _SUMS = frozenset({Kind.OP_EVENTS, Kind.INPUT_EVENTS}), frozenset({Kind.OP_SUMS, Kind.SYNC})
 _VITAL = frozenset(Kind) - _EVENTS - _SUMS
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from penstock.errors import SpecError
 from penstock.protocol import contract
-from penstock.telemetry.exchange import ExchangeSource
+from penstock.telemetry.exchange import ExchangeSource, TableSource
+from penstock.telemetry.input import InputTrace
 from penstock.telemetry.outcome import ExitWatch
 from penstock.telemetry.sessions import Session, Unwatched, Watched
 
@@ -77,12 +78,18 @@ def log(values: Mapping[str, float] | None = None, /, *, step: int | None = None
     session().log(step, **{**(values or {}), **named})
 
 
-def exchange(counters: ExchangeSource, *, endpoints: Sequence[str] = ()) -> None:
+def exchange(counters: ExchangeSource, *, endpoints: Sequence[str] = (), tables: TableSource | None = None) -> None:
     """Report the counters of an exchange with parameter servers (`penstock.ps.counters.Counters`), while they change.
 
-    `endpoints`: the servers in the job's order, for a trainer. Costs nothing in a process that is not watched.
+    `endpoints`: the servers in the job's order, for a trainer; `tables`: of a server. Costs nothing in a process that
+    is not watched.
     """
-    session().exchange(counters, endpoints=endpoints)
+    session().exchange(counters, endpoints=endpoints, tables=tables)
+
+
+def input_trace() -> InputTrace | None:
+    """Return where the data feed records its work; None in an unwatched process, in which it records nothing."""
+    return session().input()
 
 
 def progress(done: int, total: int, unit: str = "steps") -> None:

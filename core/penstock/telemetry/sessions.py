@@ -30,7 +30,8 @@ from penstock.protocol.frames import Array, Column, Kind
 from penstock.protocol.graphdoc import GraphDocument, GraphHash
 from penstock.telemetry.collector import Collected, Collector, Draft
 from penstock.telemetry.events import TraceSource
-from penstock.telemetry.exchange import ExchangeSource, ExchangeWatch
+from penstock.telemetry.exchange import ExchangeSource, ExchangeWatch, TableSource
+from penstock.telemetry.input import InputSampler, InputTrace, Turn
 from penstock.telemetry.link import ProcessIdentity, dialer
 from penstock.telemetry.metrics import checked_count, checked_scalars
 from penstock.telemetry.outbox import Outbox, Parcel, message, pack
@@ -62,12 +63,19 @@ class Session(Protocol):
         """Start to drain a source, one for each executor."""
         return NullWatch()
 
-    def exchange(self, counters: ExchangeSource, *, endpoints: Sequence[str] = ()) -> None:
+    def exchange(
+        self, counters: ExchangeSource, *, endpoints: Sequence[str] = (), tables: TableSource | None = None
+    ) -> None:
         """Report what is exchanged with parameter servers, twice a second while it changes, from now on.
 
-        `endpoints`: the servers, in the order of the job's; a server leaves it out. The same counters again: once.
+        `endpoints`: the servers, in the order of the job's; a server leaves it out. `tables`: what a server's tables
+        hold. The same counters again: once.
         """
         return
+
+    def input(self) -> InputTrace | None:
+        """Return where the data feed records its work; None: unwatched."""
+        return None
 
     def log(self, step: int | None = None, **values: float) -> None:
         """Send scalars of a step; None: the newest finished one.
@@ -115,6 +123,7 @@ class Watched(Session):
         self._lock = threading.RLock()  # state below; reentrant, since a finalizer may close a watch at any point
         self._watches: list[LiveWatch] = []
         self._exchange = ExchangeWatch()
+        self._input, self._inputs = InputTrace(), InputSampler()
         self._scalars: deque[dict[str, Any]] = deque()
         self._progress: dict[str, Any] | None = None
         self._started = self._closed = False
@@ -142,10 +151,15 @@ class Watched(Session):
             self._watches.append(watch)
             return watch
 
-    def exchange(self, counters: ExchangeSource, *, endpoints: Sequence[str] = ()) -> None:
+    def exchange(
+        self, counters: ExchangeSource, *, endpoints: Sequence[str] = (), tables: TableSource | None = None
+    ) -> None:
         self._start()
         if not self._closed:
-            self._exchange.add(counters, endpoints)
+            self._exchange.add(counters, endpoints, tables)
+
+    def input(self) -> InputTrace | None:
+        return None if self._closed else self._input
 
     def log(self, step: int | None = None, **values: float) -> None:
         at = None if step is None else checked_count(step, "step")
@@ -223,13 +237,16 @@ class Watched(Session):
         """Drain every source, and hand what there is to the sender."""
         began_s = time.thread_time()
         sample_s = 0.0
+        turns: list[Turn] = []
         self.sampler.in_full = self._is_asked_for_all()
         with self._lock:
             for watch, got in [(watch, self._collect(watch)) for watch in list(self._watches)]:
                 items, packing_s = _pack(got.drafts)
                 sample_s += got.sample_cpu_ns / 1e9 + packing_s
                 items += self._metrics(watch, watch.thinner.add(got.rows, interval_s=interval_s))
+                turns += got.turns
                 self._sender.post(items, lost_events=got.lost)
+        self._post_input(turns)
         self._post_words()
         self._post_exchange(interval_s)
         spent_s = time.thread_time() - began_s
@@ -245,6 +262,17 @@ class Watched(Session):
             _log.exception("the telemetry of %s failed and is switched off; training goes on", watch.name)
             self._detach(watch)
             return Collected()
+
+    def _post_input(self, turns: list[Turn]) -> None:
+        try:
+            events = self._input.drain()
+            drafts = self._inputs.choose(events, turns, step=self._last_step(), now_ns=time.time_ns())
+        except Exception:  # noqa: BLE001 - a boundary: a reader that fails must not end the other telemetry
+            _log.exception("the work of the data feed is not shown any more; training goes on")
+            self._input, self._inputs = InputTrace(), InputSampler()
+            return
+        if drafts:
+            self._sender.post([pack(draft) for draft in drafts])
 
     def _post_words(self) -> None:
         words = [self._scalars.popleft() for _ in range(len(self._scalars))]

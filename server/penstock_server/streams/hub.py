@@ -17,6 +17,7 @@ RING_BYTES = 1 << 20
 MAX_RINGS = 64
 _PART: dict[Kind, str] = {
     Kind.OP_EVENTS: "ops", Kind.OP_SUMS: "ops", Kind.GAP: "ops", Kind.SYNC: "sync", Kind.EXCHANGE: "sync",
+    Kind.INPUT_EVENTS: "ops",
 }  # fmt: skip
 SHOWN = frozenset(_PART)
 LOST = "FRAMES"

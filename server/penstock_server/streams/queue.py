@@ -2,10 +2,10 @@
 
 State, figures and metrics are merged (only the newest state waits, points are appended), logs are positions in a
 file, telemetry frames are bytes. What many browsers get is encoded once (`Encoded`). When frames pass the high
-water, (1) the oldest OP_EVENTS go, and are counted, except for the newest frame, so that a step larger than the high
-water is seen; (2) after a second of this, OP_EVENTS are not queued at all and the browser is notified; (3) at the
-limit, or when it has not caught up for `slow_s`, the connection is to be closed with 4408. Once it has caught up it is
-notified. Nothing but frames is ever dropped.
+water, (1) INPUT_EVENTS and the oldest OP_EVENTS go, and are counted, except for the newest OP_EVENTS, so that a step
+larger than the high water is seen; (2) after a second of this, neither is queued and the browser is notified; (3) at
+the limit, or when it has not caught up for `slow_s`, the connection is to be closed with 4408. Once it has caught up it
+is notified. Nothing but frames is ever dropped.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from penstock.protocol.stream import Degraded, Gap, MetricsAdded, Points, Server
 SLOW = 4408
 DEGRADE_AFTER_S = 1.0
 ROUND_BYTES = 256 << 10
+EVENTS = frozenset({Kind.OP_EVENTS, Kind.INPUT_EVENTS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,12 @@ class BrowserQueue:
     _notified: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._frames = BoundedQueue([DropRule(frozenset({Kind.OP_EVENTS}), self.high_water_bytes, keep_newest=True)])
+        self._frames = BoundedQueue(
+            [
+                DropRule(frozenset({Kind.INPUT_EVENTS}), self.high_water_bytes),
+                DropRule(frozenset({Kind.OP_EVENTS}), self.high_water_bytes, keep_newest=True),
+            ]
+        )
 
     @property
     def frame_bytes(self) -> int:
@@ -134,12 +140,12 @@ class BrowserQueue:
         """Queue a frame, and climb the ladder if the browser is behind."""
         if self.slow:
             return
-        if self._degraded and kind is Kind.OP_EVENTS:
+        if self._degraded and kind in EVENTS:
             self._drop(subscription, kind, rows)
         else:
             is_over = self.frame_bytes + len(frame) > self.high_water_bytes
             for entry in self._frames.push(kind, rows, len(frame), _Waiting(frame, subscription)):
-                self._drop(entry.item.subscription, Kind.OP_EVENTS, entry.rows)
+                self._drop(entry.item.subscription, entry.kind or kind, entry.rows)
             if is_over and self._congested_since is None:
                 self._congested_since = self.monotonic()
         self._judge(subscription)

@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
 KIND = {
     "HELLO": 1, "GRAPH": 2, "OP_EVENTS": 3, "OP_SUMS": 4, "METRICS": 5, "SYNC": 6, "GAP": 7, "PROGRESS": 8,
     "SCALARS": 9, "GOODBYE": 10, "LOG": 11, "GRAPH_USED": 12, "EXCHANGE": 13,
+    "INPUT_EVENTS": 14,
 }  # fmt: skip
 DTYPE_CODE = {"<u1": 1, "<u2": 2, "<u4": 3, "<u8": 4, "<i8": 5, "<f4": 6, "<f8": 7}
 FORMAT = {"<u1": "B", "<u2": "H", "<u4": "I", "<u8": "Q", "<i8": "q", "<f4": "f", "<f8": "d"}
@@ -31,6 +32,7 @@ COLUMN = {
     "COUNT": (5, "<u4"), "TOTAL_NS": (6, "<u8"), "MAX_NS": (7, "<u4"), "STEP": (8, "<u8"), "TIME_NS": (9, "<i8"),
     "LOSS": (10, "<f8"), "SAMPLES": (11, "<u4"), "STEP_NS": (12, "<u8"), "SYNC_BYTES": (13, "<u8"),
     "SYNC_NS": (14, "<u8"), "PARAM": (15, "<u2"), "BYTES": (16, "<u8"), "WAIT_NS": (17, "<u8"), "TEXT": (18, "<u1"),
+    "WORK": (19, "<u1"),
 }  # fmt: skip
 T0_NS = 1_790_000_000_123_456_789
 Columns = dict[str, list[int] | list[float]]
@@ -70,7 +72,7 @@ def readable_column(name: str, values: list[int] | list[float]) -> dict[str, Any
 def write(name: str, kind: str, content: Columns | dict[str, Any], *, seq: int, step: int = 0, flags: int = 0) -> None:
     """Write one pair of files. `content`: columns, or the object of a JSON frame."""
     head = {"stream": 7, "epoch": 2, "seq": seq, "t0_ns": T0_NS, "step": step, "flags": flags}
-    is_json = kind not in ("OP_EVENTS", "OP_SUMS", "METRICS", "SYNC", "LOG")
+    is_json = kind not in ("OP_EVENTS", "OP_SUMS", "METRICS", "SYNC", "LOG", "INPUT_EVENTS")
     columns: Columns = content
     if is_json:
         text = json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
@@ -163,6 +165,10 @@ def main() -> None:
         "peers": ["127.0.0.1:6174", "127.0.0.1:6175"], "blocks": ["", "fc_0.w_0.block0"],
         "rows": [[0, 0, 40, 0, 0, 9_000_000, 0, 0, 0], [1, 1, 20, 2**40, 2**41, 5_000_000, 1, 3, 2]],
     }, seq=13, step=20)  # fmt: skip
+    write("input_events", "INPUT_EVENTS", {
+        "START_NS": [0, 2**32 - 1, 7], "DURATION_NS": [2**32 - 1, 0, 40_000], "WORK": [0, 1, 2],
+        "THREAD": [2**15, 0, 65535],
+    }, seq=14, step=21)  # fmt: skip
     refused()
 
 

@@ -65,7 +65,10 @@ export class StepHistory {
   #slices = 0;
   #cursors = new Map<number, Cursor>();
 
-  constructor(private readonly fetchFrames: FetchFrames) {}
+  constructor(
+    private readonly fetchFrames: FetchFrames,
+    private readonly onInput: (frame: Frame) => void = () => {},
+  ) {}
 
   /** How many steps that are here were recorded in full. */
   inFull(): number {
@@ -176,6 +179,8 @@ const has = (one: StepTrace, trace: StepTrace): boolean =>
   trace.t0Ns >= one.t0Ns &&
   Number(trace.t0Ns - one.t0Ns) <= (one.start[one.start.length - 1] ?? 0);
 
+      } else if (frame.kind === Kind.INPUT_EVENTS) {
+        this.onInput(frame);
 const inOrder = (a: StepTrace, b: StepTrace): StepTrace => (a.t0Ns <= b.t0Ns ? joined(a, b) : joined(b, a));
 
 function framesIn(content: ArrayBuffer) {

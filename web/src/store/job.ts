@@ -16,6 +16,7 @@ import { DiagnosisStore } from "./diagnosis";
 import { ExchangeStore } from "./exchange";
 import { GraphLoader } from "./graphs";
 import { runtimeOfStep, StepHistory } from "./history";
+import { InputStore } from "./input";
 import { withFigures } from "./jobs";
 import { LogStore } from "./logs";
 import { type GraphRuntime, OpsStore } from "./ops";
@@ -69,7 +70,11 @@ export class JobStore {
   readonly sync = new SyncStore();
   readonly exchange = new ExchangeStore();
   readonly steps = new StepStore();
-  readonly history = new StepHistory((of, after, limit) => api.frames(this.jobId, of, after, limit));
+  readonly input = new InputStore();
+  readonly history = new StepHistory(
+    (of, after, limit) => api.frames(this.jobId, of, after, limit),
+    (frame) => this.input.ingest(frame),
+  );
   readonly others = new OtherRuns((jobId) => api.metrics(jobId));
   readonly diagnosis = new DiagnosisStore(() => api.why(this.jobId));
   readonly documents = new GraphLoader(loadDocument, (hash, document) => this.#haveDocument(hash, document));
@@ -235,6 +240,9 @@ export class JobStore {
         break;
       case Kind.EXCHANGE:
         if (this.exchange.ingest(frame, now)) this.#note("sync");
+      case Kind.INPUT_EVENTS:
+        if (this.input.ingest(frame)) this.#note("step");
+        break;
         break;
       case Kind.GAP:
         this.#gap(frame.body as Readonly<Record<string, unknown>>);

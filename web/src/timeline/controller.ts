@@ -9,7 +9,16 @@ import type { Sampled } from "../store/history";
 import type { JobStore } from "../store/job";
 import type { GraphDocument } from "../types";
 import { clocksOf } from "./clocks";
-import { buildTimeline, EMPTY_MODEL, pinnedFirst, shownOp, sliceAt, type TimelineModel, type Traced } from "./model";
+import {
+  buildTimeline,
+  EMPTY_MODEL,
+  endOfTrace,
+  pinnedFirst,
+  shownOp,
+  sliceAt,
+  type TimelineModel,
+  type Traced,
+} from "./model";
 import { AXIS_H, LANE_H, paintTimeline, TOP } from "./paint";
 
 const REFRESH_MS = 1000;
@@ -122,9 +131,14 @@ export class TimelineController {
     const clocks = clocksOf(this.store.job.value?.replicas ?? [], this.store.nodes.value);
     return [...traces].flatMap((trace) => {
       const document = ops.graphs.get(trace.hash)?.document;
-      return document == null
-        ? []
-        : [{ trace, document, name: this.#nameOf(trace.stream), clock: clocks.get(trace.stream) ?? null }];
+      if (document == null) return [];
+      const input = this.store.input.ofStep(
+        trace.stream,
+        trace.t0Ns,
+        trace.t0Ns + BigInt(Math.ceil(endOfTrace(trace))),
+      );
+      const clock = clocks.get(trace.stream) ?? null;
+      return [{ trace, document, name: this.#nameOf(trace.stream), clock, input }];
     });
   }
 

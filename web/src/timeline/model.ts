@@ -1,8 +1,10 @@
 /** A sampled step as lanes of slices, and what share of it was computing, exchanging, feeding or idle. Pure. */
 import { BUCKETS, type Bucket, bucketCodes } from "../graph/group";
+import type { InputEvent } from "../store/input";
 import type { StepTrace } from "../store/steps";
 import type { GraphDocument, GraphOp } from "../types";
 import type { NodeClock } from "./clocks";
+import { inputLanes, isInput, waitedNs } from "./input";
 
 export interface Lane {
   readonly label: string;
@@ -21,11 +23,17 @@ export interface Lane {
   readonly document: GraphDocument;
   /** Each operator of `document` in the graph that is shown, by name; -1 where it has none. Null: it is that graph. */
   readonly shown: Int32Array | null;
+  /** Where slices are cut at the edges: how long they were. */
+  readonly whole?: Float64Array;
 }
 
 export interface TimelineModel {
   readonly lanes: readonly Lane[];
   readonly spanNs: number;
+  /** From the first operator to the end of the last: without the wait for data before it. */
+  readonly stepNs: number;
+  /** How long training waited for the step's data before it began; 0 if that is not known. */
+  readonly waitedNs: number;
   /** Step of each stream, ascending and without repetition; more than one when trainers sampled different steps. */
   readonly steps: readonly number[];
   readonly shares: Readonly<Record<"compute" | "sync" | "input" | "idle", number>>;
@@ -39,6 +47,8 @@ export interface TimelineModel {
 export const EMPTY_MODEL: TimelineModel = {
   lanes: [],
   spanNs: 0,
+  stepNs: 0,
+  waitedNs: 0,
   steps: [],
   shares: { compute: 0, sync: 0, input: 0, idle: 0 },
   numSlices: 0,
@@ -53,6 +63,8 @@ export interface Traced {
   readonly name: string;
   /** Of its node; null if that is not known. */
   readonly clock?: NodeClock | null;
+  /** Of the data feed, in nanoseconds from the step's begin. */
+  readonly input?: readonly InputEvent[];
 }
 
 /** `shown`: the graph on the page, which selections are of. `pins`: keys of the lanes that stand first. */
@@ -69,8 +81,10 @@ export function buildTimeline(
   const origin = traces.reduce((least, trace) => (trace.t0Ns < least ? trace.t0Ns : least), traces[0]?.t0Ns ?? 0n);
   const lanes = traced
     .flatMap((one) => {
-      const shift = steps.length === 1 ? Number(one.trace.t0Ns - origin) : 0;
-      return lanesOf(one, shift, shownBy(one.document, shown));
+      const shiftNs = steps.length === 1 ? Number(one.trace.t0Ns - origin) : 0;
+      const { name, trace, input = [] } = one;
+      const feed = inputLanes({ name, stream: trace.stream, shiftNs, endNs: endOfTrace(trace) }, input);
+      return [...feed, ...lanesOf(one, shiftNs, shownBy(one.document, shown))];
     })
     .map((lane, place) => ({ ...lane, place }));
   const first = lanes.reduce((least, lane) => Math.min(least, lane.start[0] ?? least), Number.POSITIVE_INFINITY);
@@ -78,11 +92,15 @@ export function buildTimeline(
     for (let i = 0; i < lane.start.length; i++) lane.start[i] = (lane.start[i] ?? 0) - first;
   }
   const spanNs = lanes.reduce((most, lane) => Math.max(most, endOf(lane)), 0);
+  const executor = lanes.filter((lane) => !isInput(lane));
+  const stepNs = stepSpan(executor);
   const model = {
     lanes,
     spanNs,
+    stepNs,
+    waitedNs: waitedNs(lanes),
     steps,
-    shares: sharesOf(lanes, spanNs),
+    shares: sharesOf(executor, stepNs),
     numSlices: lanes.reduce((sum, lane) => sum + lane.start.length, 0),
     inFull: traces.some((trace) => trace.inFull),
     clocks: [...new Map(traced.flatMap(({ clock }) => (clock == null ? [] : [[clock.node, clock]]))).values()],
@@ -148,6 +166,13 @@ function rowsByThread(trace: StepTrace): [number, number[]][] {
   return [...found].sort((a, b) => a[0] - b[0]);
 }
 
+/** When a trace ends, from its own begin. */
+export function endOfTrace({ start, duration }: StepTrace): number {
+  let end = 0;
+  for (let i = 0; i < start.length; i++) end = Math.max(end, (start[i] ?? 0) + (duration[i] ?? 0));
+  return end;
+}
+
 function endOf(lane: Lane): number {
   let end = 0;
   for (let i = 0; i < lane.start.length; i++) end = Math.max(end, (lane.start[i] ?? 0) + (lane.duration[i] ?? 0));
@@ -161,6 +186,11 @@ const PART: Readonly<Record<Bucket, "compute" | "sync" | "input">> = {
   communication: "sync",
   input: "input",
 };
+
+function stepSpan(lanes: readonly Lane[]): number {
+  if (lanes.length === 0) return 0;
+  return Math.max(...lanes.map(endOf)) - Math.min(...lanes.map((lane) => lane.start[0] ?? 0));
+}
 
 function sharesOf(lanes: readonly Lane[], spanNs: number): TimelineModel["shares"] {
   const sums = { compute: 0, sync: 0, input: 0 };

@@ -3,9 +3,12 @@
 import { axisLabel, niceStep, shortType } from "../format";
 import { BUCKETS, type Bucket, bucketCodes } from "../graph/group";
 import { alpha, type Palette } from "../palette";
+import { isWait } from "./input";
 import { type Lane, shownOp, type TimelineModel } from "./model";
 
 const LEAST_LABELLED = 34;
+/** How many slices may begin within one that began left of what is shown (bodies of control flow), and it is seen. */
+const NESTED = 64;
 export const LANE_H = 24;
 export const TOP = 6;
 export const AXIS_H = 24;
@@ -36,11 +39,16 @@ export function paintTimeline(ctx: CanvasRenderingContext2D, w: number, h: numbe
     ctx.font = `11px ${palette.sans}`;
     ctx.textAlign = "left";
     ctx.textBaseline = "alphabetic";
-    ctx.fillText(lane.label, 14, y + 15, scene.left - 20);
+    ctx.fillText(fitting(ctx, lane.label, scene.left - 20), 14, y + 15, scene.left - 20);
     painted += paintLane(ctx, w, y, lane, index, scene);
   });
   paintMeasured(ctx, w, TOP + model.lanes.length * LANE_H, scene);
   return painted;
+}
+
+/** A label, short where it is wider than its room: squeezed letters cannot be read. */
+function fitting(ctx: CanvasRenderingContext2D, label: string, room: number): string {
+  return ctx.measureText(label).width <= room ? label : label.replace("trainer-", "t").replace("pserver-", "ps");
 }
 
 /** Two upright lines and what lies between them. */
@@ -95,10 +103,11 @@ function paintLane(
   ctx.beginPath();
   ctx.rect(scene.left, y, width, LANE_H);
   ctx.clip();
-  for (let i = 0; i < lane.start.length; i++) {
+  for (let i = firstShown(lane, scene.from); i < lane.start.length; i++) {
     const start = lane.start[i] ?? 0;
     const duration = lane.duration[i] ?? 0;
-    if (start + duration < scene.from || start > scene.to) continue;
+    if (start > scene.to) break;
+    if (start + duration < scene.from) continue;
     painted += 1;
     const x = scene.left + (start - scene.from) * perNs;
     const wide = duration * perNs;
@@ -117,11 +126,23 @@ function paintLane(
       selected: scene.selectedOps.has(shown),
       critical: scene.critical.has(shown),
       dim: scene.selectedOps.size > 0 && !scene.selectedOps.has(shown),
+      idle: isWait(lane, i),
       palette: scene.palette,
     });
   }
   ctx.restore();
   return painted;
+}
+
+/** Before it all slices of a lane end left of `from`, but for one that contains others. */
+function firstShown({ start }: Lane, from: number): number {
+  let [low, high] = [0, start.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if ((start[middle] ?? 0) < from) low = middle + 1;
+    else high = middle;
+  }
+  return Math.max(0, low - NESTED);
 }
 
 interface SliceStyle {
@@ -132,6 +153,8 @@ interface SliceStyle {
   readonly selected: boolean;
   readonly critical: boolean;
   readonly dim: boolean;
+  /** Nothing is done: drawn as an outline. */
+  readonly idle: boolean;
   readonly palette: Palette;
 }
 
@@ -141,9 +164,14 @@ function paintSlice(ctx: CanvasRenderingContext2D, x: number, y: number, wide: n
   const h = LANE_H - 5;
   const w = Math.max(0.8, wide > 3 ? wide - 1 : wide);
   // Neighbours of one colour alternate slightly, so that a row of short operators reads as many, not as one.
-  const base = style.even ? 0.92 : 0.74;
-  ctx.fillStyle = alpha(colour, style.hot || style.selected ? 1 : style.dim ? base * 0.45 : base);
+  const base = style.idle ? 0.16 : style.even ? 0.92 : 0.74;
+  ctx.fillStyle = alpha(colour, (style.hot || style.selected) && !style.idle ? 1 : style.dim ? base * 0.45 : base);
   ctx.fillRect(x, y, w, h);
+  if (style.idle && wide > 3) {
+    ctx.strokeStyle = colour;
+    ctx.lineWidth = 1;
+    ctx.strokeRect(x + 0.5, y + 0.5, Math.max(1, w - 1), h - 1);
+  }
   if (style.critical && wide > 1.5) {
     ctx.fillStyle = palette.critical;
     ctx.fillRect(x, y + h, w, 2);
@@ -156,7 +184,7 @@ function paintSlice(ctx: CanvasRenderingContext2D, x: number, y: number, wide: n
   if (wide < LEAST_LABELLED) return;
   ctx.font = `11px ${palette.sans}`;
   if (ctx.measureText(style.text).width > wide - 8) return;
-  ctx.fillStyle = palette.onFill;
+  ctx.fillStyle = style.idle ? palette.text : palette.onFill;
   ctx.textAlign = "left";
   ctx.fillText(style.text, x + 4, y + 13);
 }

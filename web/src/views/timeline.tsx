@@ -8,6 +8,7 @@ import { Empty, Head } from "../parts/basics";
 import { setQuery, url } from "../router";
 import { clockText } from "../timeline/clocks";
 import type { TimelineController } from "../timeline/controller";
+import { isInput } from "../timeline/input";
 import { longestSlices, type TimelineModel } from "../timeline/model";
 import type { JobParts } from "./job";
 import { Record } from "./record";
@@ -68,8 +69,9 @@ function isEvaluation({ store }: JobParts, model: TimelineModel): boolean {
 function describe(model: TimelineModel, evaluation: boolean): string {
   if (model.numSlices === 0) return "";
   const { compute, sync, input, idle } = model.shares;
-  const steps = model.steps.map((step) => integer(step)).join(", ");
-  return `${evaluation ? "evaluation, " : ""}step ${steps}${model.inFull ? ", recorded in full" : ""} · ${nanos(model.spanNs)} · of ${plural(model.lanes.length, "thread")}' time: compute ${percent(compute)}, sync ${percent(sync)}, input ${percent(input)}, idle ${percent(idle)} · ${plural(model.numSlices, "event")}`;
+  const several = model.steps.map((step) => integer(step)).join(", ");
+  const steps = range === undefined ? `step ${several}` : `steps ${integer(range.first)} to ${several}`;
+  return `${evaluation ? "evaluation, " : ""}${steps}${model.inFull ? ", recorded in full" : ""} · ${nanos(model.stepNs)} · of ${plural(model.lanes.filter((lane) => !isInput(lane)).length, "thread")}' time: compute ${percent(compute)}, sync ${percent(sync)}, input ${percent(input)}, idle ${percent(idle)}${model.waitedNs > 0 ? ` · waited ${nanos(model.waitedNs)} for data` : ""} · ${plural(model.numSlices, "event")}`;
 }
 
 /** By which the lanes of each node were moved onto one clock. */

@@ -50,6 +50,18 @@ auto unlocked(Call call) {
   }
 }
 
+// int64[n, 2]: begin and end of each batch that was read since the last call.
+py::array_t<int64_t> take_reads(Stream& stream) {
+  const std::vector<Reads::Read> reads = stream.reads().take();
+  py::array_t<int64_t> out({static_cast<py::ssize_t>(reads.size()), py::ssize_t{2}});
+  int64_t* to = out.mutable_data();
+  for (const Reads::Read& read : reads) {
+    *to++ = read.begin_ns;
+    *to++ = read.end_ns;
+  }
+  return out;
+}
+
 const Column& column_of(const Batch& batch, std::size_t slot) {
   if (slot >= batch.rows.columns.size()) throw py::index_error("a batch has no such slot");
   return batch.rows.columns[slot];
@@ -193,6 +205,8 @@ void bind_streams(py::module_& module) {
           "end", [](Stream& stream, uint32_t file, uint64_t offset) { stream.end(file, Place{offset, offset}); },
           py::kw_only(), "file"_a, "offset"_a)
       .def("finish", [](Stream& stream) { unlocked([&] { stream.finish(); }); })
+      .def("trace_reads", [](Stream& stream) { stream.reads().trace(); })
+      .def("take_reads", &take_reads)
       .def("take_faults", [](Stream& stream) { return faults_of(stream.parser()); })
       .def_property_readonly("stopped", &Stream::stopped)
       .def_property_readonly("bytes", [](Stream& stream) { return stream.parser().bytes(); })

@@ -6,6 +6,7 @@ namespace penstock::feed {
 
 void Stream::begin() {
   if (batch_ != nullptr) return;
+  began_ns_ = reads_.begin();
   batch_ = std::make_shared<Batch>(pool_);
   batch_->rows = pool_->take();
   if (batch_->rows.columns.empty()) {
@@ -16,6 +17,7 @@ void Stream::begin() {
 }
 
 bool Stream::give() {
+  if (batch_->rows.count != 0) reads_.end(began_ns_);  // the wait for room in the queue is none of it
   batch_->number = next_number_++;
   stopped_ = !queue_->push(std::move(batch_));
   batch_ = nullptr;

@@ -1,6 +1,8 @@
 // One producer of batches: it reads files one after the other and puts batches into a queue.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -64,6 +66,42 @@ struct Batch {
 
 using Batches = Queue<std::shared_ptr<Batch>>;
 
+// When batches were read, once tracing is on: Unix nanoseconds of begin and end, the newest `kMost`.  One thread adds,
+// another takes.
+class Reads {
+ public:
+  struct Read {
+    int64_t begin_ns, end_ns;
+  };
+
+  void trace() { traces_.store(true, std::memory_order_relaxed); }
+  // When a batch begins; 0: tracing is off.
+  int64_t begin() const { return traces_.load(std::memory_order_relaxed) ? now_ns() : 0; }
+  // A batch that began at `begin_ns` is whole now.
+  void end(int64_t begin_ns) {
+    if (begin_ns == 0) return;
+    const Read read{begin_ns, now_ns()};
+    const std::lock_guard lock(mutex_);
+    if (reads_.size() == kMost) reads_.erase(reads_.begin());
+    reads_.push_back(read);
+  }
+  std::vector<Read> take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(reads_, {});
+  }
+
+ private:
+  static constexpr std::size_t kMost = 1024;
+  static int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+        .count();
+  }
+
+  std::atomic<bool> traces_{false};
+  std::mutex mutex_;
+  std::vector<Read> reads_;
+};
+
 // Every row of a file is in one batch, in the order of the lines; a batch goes on with the next file.  The marks of the
 // batches up to some number say exactly which lines these hold.  One thread at a time.
 class Stream {
@@ -89,6 +127,7 @@ class Stream {
   void finish();
 
   Parser& parser() { return parser_; }
+  Reads& reads() { return reads_; }
   bool stopped() const { return stopped_; }
 
   Rows& rows() { return batch_->rows; }
@@ -110,6 +149,8 @@ class Stream {
   uint32_t file_ = 0;
   Place place_;  // in the file
   uint64_t next_number_ = 0;
+  Reads reads_;
+  int64_t began_ns_ = 0;  // of `batch_`
   bool stopped_ = false;
 };
 
