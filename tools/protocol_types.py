@@ -23,10 +23,11 @@ CONSTANTS, TYPES, API = (
     ROOT / "web/src/api.d.ts",
 )
 CLIENT = (
-    "Advice", "AdvisedSetting", "AuditEntry", "FullRecording", "GraphUse", "Job", "LogChunk", "Node", "NodeFinding",
-    "NodeJoin", "NodeJoined", "OneTimeToken", "Pilot", "PilotReport", "Plan", "PlannedNode", "Progress", "Project",
-    "PythonFrame", "PythonProcess", "PythonStacks", "PythonThread", "RecordedProcess", "Replica", "Series", "Snapshot",
-    "Token", "TokenMade", "Webhook", "WebhookDelivery", "WebhookMade",
+    "Advice", "AdvisedSetting", "AuditEntry", "FullRecording", "GraphUse", "HotId", "Job", "LogChunk", "Node",
+    "NodeFinding", "NodeJoin", "NodeJoined", "OneTimeToken", "Pilot", "PilotReport", "Plan", "PlannedNode", "Progress",
+    "Project", "PythonFrame", "PythonProcess", "PythonStacks", "PythonThread", "RecordedProcess", "Replica", "Series",
+    "Snapshot", "SparseTable", "SparseTables", "TablePart", "Token", "TokenMade", "Webhook",
+    "WebhookDelivery", "WebhookMade",
 )  # fmt: skip
 PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
 
@@ -48,6 +49,7 @@ def constants() -> str:
         f"export const MAX_FRAME_BYTES = {frames.MAX_FRAME_BYTES};",
         f"export const FLAG_WHOLE_STEP = {frames.FLAG_WHOLE_STEP};",
         f"export const FLAG_IN_FULL = {frames.FLAG_IN_FULL};",
+        f"export const FIRST_READER = {frames.FIRST_READER};",
         "",
         *["export const Kind = {", *kinds, "} as const;", "export type Kind = (typeof Kind)[keyof typeof Kind];", ""],
         *["export const Column = {", *columns, "} as const;"],

@@ -25,6 +25,7 @@ from penstock.command import (
     pythonstack,
     recording,
     serve,
+    tables,
     webhooks,
 )
 from penstock.command.exits import exit_of
@@ -68,6 +69,7 @@ app.command("logs")(jobs.logs)
 app.command("cancel")(jobs.cancel)
 app.command("wait")(jobs.wait_for)
 app.command("exchange")(jobs.exchange)
+app.command("tables")(tables.tables)
 app.command("why")(jobs.why)
 app.command("stack")(pythonstack.stack)
 app.command("record")(recording.record)

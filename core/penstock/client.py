@@ -40,6 +40,7 @@ from penstock.protocol.rest import (
     Replica,
     Series,
     Snapshot,
+    SparseTables,
     Token,
     TokenMade,
     Webhook,
@@ -232,6 +233,10 @@ class Client:
         """Return what the trainers and pservers of a job have exchanged."""
         answer = self._json("GET", f"/jobs/{_segment(job_id)}/exchange")
         return cast(Exchange, {**answer, "cells": [cell_of(cell) for cell in answer["cells"]]})
+
+    def tables(self, job_id: str) -> SparseTables:
+        """Return the sparse tables of a job's newest attempt."""
+        return cast(SparseTables, self._json("GET", f"/jobs/{_segment(job_id)}/tables"))
 
     def why(self, job_id: str) -> Diagnosis:
         """Return why the steps of a job take as long as they do."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import PeerError
+from penstock.protocol.tables import TableSums
 from penstock.ps.storage import Gradient
 from penstock.ps.table import TableFull
 
@@ -48,6 +49,9 @@ class TorchStorage:
     def expire(self, block: str) -> int:
         self.expired.append(block)
         return 0
+
+    def tables(self) -> Sequence[TableSums]:
+        return []
 
     def begin_round(self) -> None:
         self.rounds += 1

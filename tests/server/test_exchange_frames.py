@@ -10,6 +10,7 @@ from tests.server.harness import Server, running, settings_for
 from tests.support.waiting import until_answer
 
 from penstock.protocol.frames import Kind, decode
+from penstock.protocol.tables import TableSums, tables_body
 
 pytestmark = pytest.mark.asyncio
 
@@ -106,3 +107,50 @@ async def test_page_that_wants_no_sync_gets_none(sqlite_server: Server) -> None:
         await trainer.frame(Kind.EXCHANGE, body=trainer_body(1))
         gap = await trainer.frame(Kind.GAP, body={"OP_EVENTS": 1})
         assert (await browser.received(1))[0] == gap
+
+
+def table_sums(rows: int, hot: tuple[tuple[int, int], ...] = ()) -> TableSums:
+    counts = {"pulled": 40, "absent": 10, "pushed": 10 * rows, "sampled": 10 * rows, "missed": 0}
+    return TableSums(name="emb", width=4, capacity=100, rows=rows, held_bytes=64 * rows, hot=hot, **counts)
+
+
+async def tables_of(server: Server, job_id: str) -> list[dict[str, Any]]:
+    answer = await server.http.get(f"/api/v1/jobs/{job_id}/tables")
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["tables"]
+    return found
+
+
+async def test_parts_of_a_table_are_one_over_all_servers(sqlite_server: Server) -> None:
+    async with (
+        sqlite_server.attached() as trainer,
+        sqlite_server.attached(role="pserver", pid=8) as first,
+        sqlite_server.attached(role="pserver", index=1, pid=9) as second,
+    ):
+        job_id = trainer.registered["job_id"]
+        # What a trainer says of tables is no server's part.
+        await trainer.frame(Kind.EXCHANGE, body=trainer_body(1) | tables_body([table_sums(99)]))
+        await first.frame(Kind.EXCHANGE, body=server_body(1) | tables_body([table_sums(2)]))
+        await first.frame(Kind.EXCHANGE, body=server_body(1) | tables_body([table_sums(10, ((-(2**63), 50),))]))
+        await second.frame(Kind.EXCHANGE, body=server_body(1) | tables_body([table_sums(30)]))
+        (table,) = await until_answer(
+            lambda: tables_of(sqlite_server, job_id), lambda found: [len(one["parts"]) for one in found] == [2]
+        )
+    assert table["parts"] == [
+        {"pserver": i, "rows": rows, "held_bytes": 64 * rows, "pulled": 40, "absent": 10, "pushed": 10 * rows}
+        for i, rows in enumerate((10, 30))
+    ]
+    assert (table["rows"], table["pulled"], table["absent"], table["skew_rows"]) == (40, 80, 20, 1.5)
+    assert table["hot"] == [{"id": str(-(2**63)), "share": 0.125, "pserver": 0}]
+
+
+async def test_tables_that_are_nonsense_are_left_out(sqlite_server: Server) -> None:
+    async with (
+        sqlite_server.attached(role="pserver") as bad,
+        sqlite_server.attached(role="pserver", index=1, pid=9) as good,
+    ):
+        job_id = bad.registered["job_id"]
+        await bad.frame(Kind.EXCHANGE, body={**server_body(1), "tables": [{"name": "emb", "rows": -1}]})
+        await good.frame(Kind.EXCHANGE, body=server_body(1) | tables_body([table_sums(3)]))
+        found = await until_answer(lambda: tables_of(sqlite_server, job_id), lambda found: found != [])
+    assert [part["pserver"] for part in found[0]["parts"]] == [1]

@@ -1,7 +1,8 @@
 """Contents of an EXCHANGE frame: what one process exchanged with parameter servers (or, a server, with trainers).
 
     {"peers": [str], "blocks": [str],
-     "rows": [[peer, block, calls, sent_bytes, received_bytes, wait_ns, retries, staleness, merges]]}
+     "rows": [[peer, block, calls, sent_bytes, received_bytes, wait_ns, retries, staleness, merges]],
+     "tables": of a server that has any, see `tables`}
 
 `peer` and `block` are positions in the lists before. A trainer's peers are endpoints in the order of the job's servers,
 and '' for what waits or is merged before it is sent; a server's are `trainer N`. Block '' holds what belongs to none

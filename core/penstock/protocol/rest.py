@@ -62,6 +62,12 @@ class GraphUse(TypedDict):
     replica_id: str
 
 
+class HotId(TypedDict):
+    id: str
+    pserver: int
+    share: float
+
+
 class Job(TypedDict):
     attempt: int
     created_at: str
@@ -259,6 +265,36 @@ class Series(TypedDict):
 class Snapshot(TypedDict):
     sha256: str
     size_bytes: int
+
+
+class SparseTable(TypedDict):
+    absent: int
+    capacity: int
+    held_bytes: int
+    hot: list[HotId]
+    name: str
+    parts: list[TablePart]
+    pulled: int
+    pushed: int
+    rows: int
+    skew_pushes: float
+    skew_rows: float
+    width: int
+
+
+class SparseTables(TypedDict):
+    attempt: int
+    job_id: str
+    tables: list[SparseTable]
+
+
+class TablePart(TypedDict):
+    absent: int
+    held_bytes: int
+    pserver: int
+    pulled: int
+    pushed: int
+    rows: int
 
 
 class Token(TypedDict):

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from penstock.errors import PeerError
+from penstock.protocol.tables import TableSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,9 @@ class Storage(Protocol):
 
     def expire(self, block: str) -> int:
         """Drop rows of a table that were unused for as long as its program allows; return how many. 0 for others."""
+
+    def tables(self) -> Sequence[TableSums]:
+        """Return what each table holds and what was asked of it. From any thread; it does not block."""
 
     def state(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (name, tensors) of everything a restart needs: values and optimizer state of each block, counters.

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from penstock.errors import SpecError, UserError
 from penstock.native import _table
+from penstock.protocol.tables import MOST_HOT, TableSums
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -104,6 +105,16 @@ class SparseTable:
         """Bytes that rows and index have taken from the system, memory that waits for more rows included."""
         return int(self._table.held_bytes)
 
+    def sums(self, most_hot: int = MOST_HOT) -> TableSums:
+        """Return what the table holds, what was asked of it, and the ids that are pushed most. Microseconds."""
+        pulled, absent, pushed = self._table.traffic
+        hot, sampled, missed = self._table.hot(most_hot)
+        return TableSums(
+            name=self.settings.name, width=self.settings.width, capacity=self.settings.capacity, rows=len(self),
+            held_bytes=self.held_bytes, pulled=pulled, absent=absent, pushed=pushed, sampled=sampled, missed=missed,
+            hot=tuple(hot),
+        )  # fmt: skip
+
     def pull(self, ids: Ids, *, create: bool = True, now: int = 0, out: Floats | None = None) -> Floats:
         """Return float32[n, width]. `create`: give missing ids rows, else read what they would begin with.
 
@@ -143,6 +154,7 @@ class SparseTable:
         For any optimizer; other pushes of the same ids must not run at the same time.
         """
         ids, gradients = self._live(ids, gradients)
+        self._table.note_push(ids)
         unique, inverse = np.unique(ids, return_inverse=True)
         summed = np.zeros((len(unique), self.settings.width), np.float32)
         np.add.at(summed, inverse, gradients)

@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -19,6 +20,7 @@ from penstock.program import legality
 from penstock.program.ir import Operator
 from penstock.program.kernels import check_writes
 from penstock.program.program import Program
+from penstock.protocol.tables import TableSums
 from penstock.ps.prepared import PreparedUpdate
 from penstock.ps.remote import SPARSE_TABLE
 from penstock.ps.rows import are_within, server_of
@@ -170,6 +172,11 @@ class ProgramStorage:
         """Drop the rows of a table that were not used for as long as the program sets; return how many."""
         found = self._found(block)
         return found.expire() if isinstance(found, _Table) else 0
+
+    def tables(self) -> list[TableSums]:
+        """Return what each table holds and what was asked of it, under the parameters' names."""
+        tables = [block for block in self._blocks.values() if isinstance(block, _Table)]
+        return [replace(one.table.sums(), name=one.served.parameter) for one in tables]
 
     def state(self) -> Iterator[tuple[str, Tensors]]:
         """Yield copies of all that a restart needs, item by item; see `Storage.state`."""

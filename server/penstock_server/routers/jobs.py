@@ -21,6 +21,7 @@ from penstock_server.routers.guarded import guarded_router
 from penstock_server.schemas import api
 from penstock_server.schemas.recordings import FullRecording
 from penstock_server.schemas.stacks import PythonStacks
+from penstock_server.schemas.tables import SparseTables
 from penstock_server.services.pages import DEFAULT_SIZE
 from penstock_server.services.views import for_reader
 
@@ -154,6 +155,13 @@ async def read_job_metrics(
 async def read_job_exchange(server: Server, job_id: Id) -> api.Exchange:
     """Return what each trainer and pserver of the newest attempt exchanged, by block: sums since its start."""
     return await server.exchanges.of(job_id)
+
+
+@router.get("/jobs/{job_id:id}/tables", operation_id="readJobTables")
+@scoped("read")
+async def read_job_tables(server: Server, job_id: Id) -> SparseTables:
+    """Return the sparse tables of the newest attempt: rows, bytes, ids that are updated often, parts of the servers."""
+    return await server.exchanges.tables_of(job_id)
 
 
 @router.get("/jobs/{job_id:id}/why", operation_id="diagnoseJob")

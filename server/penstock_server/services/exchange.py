@@ -10,7 +10,8 @@ import structlog
 from penstock.errors import PeerError
 from penstock.protocol.exchange import ProcessRows, matrix, rows_of
 from penstock.protocol.frames import Kind, decode, decode_header
-from penstock_server.schemas import api
+from penstock.protocol.tables import Table, TableSums, joined, tables_of
+from penstock_server.schemas import api, tables
 from penstock_server.services.jobs import Jobs
 from penstock_server.streams.recorder import Recorder
 
@@ -36,6 +37,34 @@ class Exchanges:
                 steps[one.index] = max(one.step, steps.get(one.index, 0))
         cells = [api.ExchangeCell(**asdict(cell)) for cell in matrix(processes, known)]
         return api.Exchange(job_id=job.id, attempt=job.attempt, pservers=known, steps=steps, cells=cells)
+
+    async def tables_of(self, job_id: str) -> tables.SparseTables:
+        """Return the sparse tables of a job's newest attempt. Raises NotFound."""
+        job = await self._jobs.get(job_id)
+        servers = {one.stream: one for one in job.replicas if one.role == "pserver"}
+        parts: list[tuple[int, TableSums]] = []
+        for data in await self._recorder.newest(job_id, Kind.EXCHANGE):
+            replica = servers.get(decode_header(data).stream)
+            if replica is None:
+                continue
+            try:
+                parts += [(replica.index, one) for one in tables_of(decode(data).body)]
+            except PeerError as error:
+                log.warning("tables not shown", job=job_id, stream=replica.stream, error=str(error))
+        return tables.SparseTables(job_id=job.id, attempt=job.attempt, tables=[_table(one) for one in joined(parts)])
+
+
+def _table(one: Table) -> tables.SparseTable:
+    parts = [
+        tables.TablePart(
+            pserver=index, rows=part.rows, held_bytes=part.held_bytes, pulled=part.pulled, absent=part.absent,
+            pushed=part.pushed,
+        )
+        for index, part in one.parts.items()
+    ]  # fmt: skip
+    hot = [tables.HotId(id=str(found.id), share=found.share, pserver=found.pserver) for found in one.hot]
+    plain = {name: getattr(one, name) for name in tables.SparseTable.model_fields if name not in ("parts", "hot")}
+    return tables.SparseTable(**plain, hot=hot, parts=parts)
 
 
 def _in_order(endpoints: Mapping[int, str]) -> list[str]:

@@ -24,6 +24,7 @@ import { OtherRuns } from "./runs";
 import { SeriesStore } from "./series";
 import { endOfFrameMs, StepStore } from "./steps";
 import { SyncStore } from "./sync";
+import { TableStore } from "./tables";
 
 const PUBLISH_MS = 250;
 /** A frame older than this on arrival is history. */
@@ -69,6 +70,7 @@ export class JobStore {
   readonly logs = new LogStore();
   readonly sync = new SyncStore();
   readonly exchange = new ExchangeStore();
+  readonly tables = new TableStore();
   readonly steps = new StepStore();
   readonly input = new InputStore();
   readonly history = new StepHistory(
@@ -238,11 +240,12 @@ export class JobStore {
       case Kind.SYNC:
         this.#syncFrame(frame, now);
         break;
-      case Kind.EXCHANGE:
-        if (this.exchange.ingest(frame, now)) this.#note("sync");
       case Kind.INPUT_EVENTS:
         if (this.input.ingest(frame)) this.#note("step");
         break;
+      case Kind.EXCHANGE:
+        this.tables.ingest(frame);
+        if (this.exchange.ingest(frame, now)) this.#note("sync");
         break;
       case Kind.GAP:
         this.#gap(frame.body as Readonly<Record<string, unknown>>);

@@ -1,4 +1,5 @@
 /** Trainers and parameter servers: bytes of each pair, waits, staleness of gradients; and each block. */
+import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { bytes, compact, integer, millis, plural } from "../format";
 import { Empty, Head, Link } from "../parts/basics";
@@ -42,8 +43,8 @@ function chosenMetric(): Metric {
   return METRICS.find((one) => one === wanted) ?? "bytes";
 }
 
-/** The matrix and, below it, the blocks with their servers. */
-export function ExchangePart({ view }: { view: ExchangeView | null }) {
+/** The matrix and, below it, sparse tables and the blocks with their servers. */
+export function ExchangePart({ view, tables }: { view: ExchangeView | null; tables: ComponentChildren }) {
   if (view === null || view.pservers.length === 0) {
     return (
       <Empty title="Nothing has been exchanged yet">
@@ -54,6 +55,7 @@ export function ExchangePart({ view }: { view: ExchangeView | null }) {
   return (
     <>
       <Matrix view={view} metric={chosenMetric()} />
+      {tables}
       <BlockTable view={view} metric={chosenMetric()} />
     </>
   );

@@ -8,6 +8,7 @@ import { HeldOrder } from "../store/order";
 import type { SyncRow } from "../store/sync";
 import { describeExchange, ExchangePart, exchangeOf, hasPservers } from "./exchange";
 import { Ranks } from "./ranks";
+import { Tables } from "./tables";
 
 export function shownSyncRows(store: JobStore): SyncRow[] {
   store.syncVersion.value;
@@ -31,7 +32,7 @@ function WithPservers({ store }: { store: JobStore }) {
       </div>
       <div class="scroll" tabIndex={0} role="region" aria-label="Matrix and blocks">
         <Ranks store={store} />
-        <ExchangePart view={view} />
+        <ExchangePart view={view} tables={<Tables store={store} />} />
         {rows.length > 0 && (
           <>
             <h3 class="part-title">Between the replicas of one trainer</h3>

@@ -131,6 +131,23 @@ std::unique_ptr<Table> make_table(uint32_t width, std::vector<float> first_state
   return std::make_unique<Table>(std::move(settings));
 }
 
+void note_push(Table& table, const Ids& ids) {
+  const uint64_t count = count_of(ids);
+  const int64_t* from = ids.data();
+  const py::gil_scoped_release unlocked;
+  table.note_push(from, count);
+}
+
+// ([(id, pushes)], pushes of all ids together, by how many an id's may be too low): estimates from a sample.
+py::tuple hot(const Table& table, std::size_t most) {
+  const HotKeys::Found found = table.hot(most);
+  py::list ids;
+  for (const HotKeys::Hot& one : found.hot) {
+    ids.append(py::make_tuple(static_cast<int64_t>(one.key), one.count * HotKeys::kEvery));
+  }
+  return py::make_tuple(ids, found.samples * HotKeys::kEvery, found.lost * HotKeys::kEvery);
+}
+
 py::tuple copy_shard(const Table& table, uint32_t shard) {
   std::vector<int64_t> ids;
   std::vector<float> rows;
@@ -186,6 +203,13 @@ PYBIND11_MODULE(_table, module) {
           "ids"_a, "gradients"_a, "now"_a, "threads"_a, "rate"_a, "beta1"_a, "beta2"_a, "epsilon"_a)
       .def("admit", &admit, "ids"_a)
       .def("rows_to_make", &rows_to_make, "ids"_a)
+      .def("note_push", &note_push, "ids"_a)
+      .def("hot", &hot, "most"_a)
+      .def_property_readonly("traffic",
+                             [](const Table& table) {
+                               const Traffic found = table.traffic();
+                               return py::make_tuple(found.pulled, found.absent, found.pushed);
+                             })
       .def("copy_counts", &copy_counts)
       .def("restore_counts", &restore_counts, "counts"_a)
       .def("expire", &Table::expire, "oldest"_a, py::call_guard<py::gil_scoped_release>())

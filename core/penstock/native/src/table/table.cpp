@@ -150,9 +150,10 @@ void Table::copy_row(const float* row, float* out) const {
 }
 
 template <bool kStates, typename Copy>
-void Table::read(const int64_t* ids, uint64_t count, uint32_t stride, Copy copy, float* out, bool create,
-                 uint32_t now) {
+uint64_t Table::read(const int64_t* ids, uint64_t count, uint32_t stride, Copy copy, float* out, bool create,
+                     uint32_t now) {
   thread_local std::vector<uint64_t> missing;
+  uint64_t num_missing = 0;
   const auto index_of = [&](uint64_t key) -> const Index& { return shards_[shard_of(key)]->index; };
   for (uint64_t first = 0; first < count; first += kPart) {
     const uint64_t part = std::min(kPart, count - first);
@@ -169,6 +170,7 @@ void Table::read(const int64_t* ids, uint64_t count, uint32_t stride, Copy copy,
         note_use(row, now);
       });
     }
+    num_missing += missing.size();
     for (const uint64_t i : missing) {
       if (!create) {
         first_values(ids[i], out + i * stride);
@@ -182,14 +184,29 @@ void Table::read(const int64_t* ids, uint64_t count, uint32_t stride, Copy copy,
       note_use(row, now);
     }
   }
+  return num_missing;
 }
 
 void Table::pull(const int64_t* ids, uint64_t count, float* out, bool create, uint32_t now) {
   const bool makes = create && settings_.admit_after == 0;
   with_length(settings_.width, [&](auto length) {
     const auto copy = [=](const float* row, float* to) { std::memcpy(to, row, length * sizeof(float)); };
-    read<false>(ids, count, length, copy, out, makes, now);
+    absent_.fetch_add(read<false>(ids, count, length, copy, out, makes, now), std::memory_order_relaxed);
   });
+  pulled_.fetch_add(count, std::memory_order_relaxed);
+}
+
+void Table::note_push(const int64_t* ids, uint64_t count) {
+  const auto scratch = scratches_.lend();
+  sort(scratch->batch, ids, count);
+  pushed_.fetch_add(count, std::memory_order_relaxed);
+  hot_.push(scratch->batch.keys.data(), count);
+}
+
+HotKeys::Found Table::hot(std::size_t most) const {
+  HotKeys::Found found = hot_.top(most);
+  for (HotKeys::Hot& one : found.hot) one.key = static_cast<uint64_t>(id_of(one.key));
+  return found;
 }
 
 void Table::gather(const int64_t* ids, uint64_t count, float* out, uint32_t now) {

@@ -28,6 +28,7 @@
 
 #include "table/arena.h"
 #include "table/batch.h"
+#include "table/hot.h"
 #include "table/index.h"
 #include "table/key.h"
 #include "table/lock.h"
@@ -59,6 +60,13 @@ struct Settings {
   uint64_t sketch_bytes = 8 << 20;  // for counting them, all shards together
 };
 
+// What was asked of a table so far, in ids, duplicates included.
+struct Traffic {
+  uint64_t pulled = 0;
+  uint64_t absent = 0;  // of the pulled: they had no row yet
+  uint64_t pushed = 0;
+};
+
 class Table {
  public:
   explicit Table(Settings settings);
@@ -86,6 +94,15 @@ class Table {
   // number of shards.  None without admission.  False for bytes of another table.
   std::vector<uint8_t> copy_counts() const;
   bool restore_counts(const uint8_t* counts, uint64_t num_bytes);
+
+  // Count a push that was made by `gather` and `scatter`.
+  void note_push(const int64_t* ids, uint64_t count);
+  Traffic traffic() const {
+    return {pulled_.load(std::memory_order_relaxed), absent_.load(std::memory_order_relaxed),
+            pushed_.load(std::memory_order_relaxed)};
+  }
+  // The ids that are pushed most; their keys are ids here.
+  HotKeys::Found hot(std::size_t most) const;
 
   // Drop the rows last used before `oldest`; return how many.  Needs keeps_last_use.
   uint64_t expire(uint32_t oldest);
@@ -122,9 +139,10 @@ class Table {
   template <bool kStates, typename KeyAt, typename IndexOf, typename OperandOf, typename Use>
   void walk_rows(uint64_t count, KeyAt key_at, IndexOf index_of, OperandOf operand_of, Use use) const;
 
-  // copy(out + i * stride, row) for the row of each of ids[i]; `stride` floats of `out` are an id's.
+  // copy(out + i * stride, row) for the row of each of ids[i]; `stride` floats of `out` are an id's.  Returns how many
+  // had no row.
   template <bool kStates, typename Copy>
-  void read(const int64_t* ids, uint64_t count, uint32_t stride, Copy copy, float* out, bool create, uint32_t now);
+  uint64_t read(const int64_t* ids, uint64_t count, uint32_t stride, Copy copy, float* out, bool create, uint32_t now);
   void find_missing(const int64_t* ids, uint64_t count, std::vector<uint64_t>& keys) const;
   void note_use(float* row, uint32_t now) const;
   void copy_row(const float* row, float* out) const;  // whole
@@ -151,6 +169,8 @@ class Table {
   Pool pieces_;   // of rows
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<uint64_t> size_{0};
+  std::atomic<uint64_t> pulled_{0}, absent_{0}, pushed_{0};
+  HotKeys hot_;
   Scratches scratches_;
 };
 
@@ -187,6 +207,8 @@ void Table::push(const int64_t* ids, uint64_t count, const float* gradients, uin
                  uint32_t num_threads) {
   const auto scratch = scratches_.lend();
   sort(scratch->batch, ids, count);
+  pushed_.fetch_add(count, std::memory_order_relaxed);
+  hot_.push(scratch->batch.keys.data(), count);
   for_each_shard(num_threads, *scratch, [&](uint32_t shard, Scratch& own) {
     push_shard(*shards_[shard], scratch->batch, shard, gradients, now, rule, own);
   });
