@@ -15,7 +15,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +25,7 @@ import numpy as np
 from tests.e2e.ctr_graph import Slice, ctr_graph, run_step
 from websockets.sync.client import ClientConnection, connect
 
-from penstock.protocol.frames import FLAG_WHOLE_STEP, Array, Column, Frame, Kind, encode
+from penstock.protocol.frames import FLAG_WHOLE_STEP, Array, Column, Frame, Kind, Work, encode
 from penstock.protocol.graphdoc import GraphDocument, graph_hash
 from penstock.protocol.tables import TableSums, tables_body
 
@@ -55,6 +55,7 @@ class Feeder:
         self._seq = 0
         self._step = 0
         self._log_bytes = 0
+        self.step_began_ns = 0  # of the newest step that was sampled
         self._closed = False
         endpoint = url.replace("http", "ws", 1) + "/api/v1/attach"
         self._open = ExitStack()
@@ -87,8 +88,8 @@ class Feeder:
         if self._closed:
             return
         self._closed = True
-        self._json(Kind.GOODBYE, {"failed": True, "error": error} if error else {})
-        self._open.close()
+        with self._open:  # closes it, also where the other side is gone
+            self._json(Kind.GOODBYE, {"failed": True, "error": error} if error else {})
 
     @property
     def num_ops(self) -> int:
@@ -111,10 +112,10 @@ class Feeder:
         self._json(Kind.GRAPH, self.document.model_dump(mode="json"))
         self._json(Kind.GRAPH_USED, {"hash": self.hash})
 
-    def steps(self, count: int, *, sampled: bool, between_ms: int = 0) -> None:
+    def steps(self, count: int, *, sampled: bool, between_ms: int = 0, flags: int = FLAG_WHOLE_STEP) -> None:
         """Run `count` steps: sums, exchange and metrics of all, and the events of the last if it is sampled.
 
-        `between_ms`: that lie between two of them.
+        `between_ms`: that lie between two of them; `flags`: of the events.
         """
         runs = [run_step(self.document, self._cost_us, 2, self._rng) for _ in range(min(count, 3))]
         now = time.time_ns()
@@ -125,9 +126,9 @@ class Feeder:
         self._metrics(first, count, runs, now, between_ms * 1_000_000)
         self._json(Kind.PROGRESS, {"done": self._step, "total": TOTAL_STEPS, "unit": "steps"})
         if sampled:
-            self.events(runs[-1], now)
+            self.events(runs[-1], now, flags)
 
-    def events(self, run: list[Slice], now_ns: int) -> None:
+    def events(self, run: list[Slice], now_ns: int, flags: int = FLAG_WHOLE_STEP) -> None:
         """Send the events of one whole step that ended now."""
         span = max(s.start_ns + s.duration_ns for s in run)
         columns = {

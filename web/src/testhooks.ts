@@ -11,6 +11,8 @@ export interface TestHooks {
   /** Operators that some received frame named, of the shown graph. */
   receivedOperators(): number[];
   paintedSlices(): number;
+  /** Lanes of the timeline, and when their first and last slices begin, in ns from its left edge. */
+  lanes(): { key: string; firstNs: number; lastNs: number; slices: number }[];
   lossPoints(): number;
   syncRows(): { parameter: string; count: number; bytes: number; timeNs: number; waitNs: number }[];
   /** Cells of the matrix of trainers and parameter servers. */
@@ -64,12 +66,22 @@ function exchangeCells(): ReturnType<TestHooks["exchangeCells"]> {
   }));
 }
 
+function lanes(): ReturnType<TestHooks["lanes"]> {
+  return (currentTimeline.value?.model.value.lanes ?? []).map(({ key, start }) => ({
+    key,
+    firstNs: start[0] ?? Number.NaN,
+    lastNs: start.at(-1) ?? Number.NaN,
+    slices: start.length,
+  }));
+}
+
 export function exposeForTests(): void {
   const hooks: TestHooks = Object.freeze({
     graphHash: () => currentJob.value?.shownHash.value ?? null,
     litOperators: () => indices(shown()?.lit),
     receivedOperators: () => indices(shown()?.received),
     paintedSlices: () => currentTimeline.value?.paintedSlices ?? 0,
+    lanes,
     lossPoints: () => currentJob.value?.series.byName.get("loss")?.arrived ?? 0,
     syncRows,
     exchangeCells,

@@ -3,7 +3,7 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, test } from "vitest";
 import { decodeFrame, type Frame } from "../src/codec";
-import { neighbour, runtimeOfStep, StepHistory } from "../src/store/history";
+import { neighbour, newestInFull, oneStep, rangeOf, rangeText, runtimeOfStep, StepHistory } from "../src/store/history";
 import { StepStore, type StepTrace } from "../src/store/steps";
 import { buildTimeline } from "../src/timeline/model";
 import type { GraphDocument, GraphOp } from "../src/types";
@@ -89,8 +89,12 @@ describe("sampled steps", () => {
     const history = new StepHistory(none);
     for (const step of [10, 20, 30]) history.add(trace(step));
     const bars = history.bars(() => document);
-    expect([neighbour(bars, null, -1), neighbour(bars, 20, 1), neighbour(bars, 10, -1)]).toEqual([20, 30, 10]);
-    expect(neighbour(bars, 30, 1)).toBeNull();
+    expect([neighbour(bars, null, -1), neighbour(bars, oneStep(20), 1), neighbour(bars, oneStep(10), -1)]).toEqual([
+      20, 30, 10,
+    ]);
+    expect(neighbour(bars, oneStep(30), 1)).toBeNull();
+    const range = { first: 20, last: 30 };
+    expect([neighbour(bars, range, -1), neighbour(bars, range, 1)]).toEqual([10, null]);
   });
 
   test("above the bound the oldest are dropped", () => {
@@ -108,6 +112,85 @@ describe("sampled steps", () => {
     const { user, system } = process.cpuUsage(before);
     expect((user + system) / 1000).toBeLessThan(1000);
     expect([history.all().length, history.all()[0]?.step]).toEqual([4000, 16_000]);
+  });
+});
+
+describe("a range of steps", () => {
+  const filled = (): StepHistory => {
+    const history = new StepHistory(none);
+    for (const step of [1, 2, 3, 4]) {
+      history.add(trace(step, { inFull: step > 1 }));
+      history.add(trace(step, { stream: 2, t0Ns: BigInt(step * 1000 + 50), inFull: step > 1 }));
+    }
+    return history;
+  };
+
+  test("is one entry of the steps' events on one axis, by process", () => {
+    const history = filled();
+    history.wanted.value = { first: 2, last: 4 };
+    const chosen = history.chosen.value;
+    expect(chosen).toMatchObject({ step: 4, t0Ns: 2000n, range: { first: 2, count: 3 } });
+    expect(chosen?.traces.map((one) => [one.stream, one.t0Ns, [...one.start]])).toEqual([
+      [1, 2000n, [0, 100, 1000, 1100, 2000, 2100]],
+      [2, 2050n, [0, 100, 1000, 1100, 2000, 2100]],
+    ]);
+    const traced = (chosen?.traces ?? []).map((one) => ({ trace: one, document, name: `t${one.stream}` }));
+    const model = buildTimeline(document, traced);
+    expect(model.lanes.map((lane) => lane.start[0])).toEqual([0, 50]);
+    expect([model.spanNs, model.numSlices]).toEqual([2450, 12]);
+  });
+
+  test("sums its steps for the graph", () => {
+    const history = filled();
+    history.wanted.value = { first: 2, last: 4 };
+    const chosen = history.chosen.value;
+    if (chosen === null) throw new Error("no steps");
+    expect([...runtimeOfStep(chosen, document, "h").count]).toEqual([6, 6]);
+  });
+
+  test("of which the newest attempt alone counts, and which may lack steps", () => {
+    const history = filled();
+    history.add(trace(3, { epoch: 2, t0Ns: 99_000n }));
+    history.wanted.value = { first: 2, last: 900 };
+    expect(history.chosen.value).toMatchObject({ step: 3, range: { first: 3, count: 1 } });
+    history.wanted.value = { first: 700, last: 900 };
+    expect(history.chosen.value).toBeNull();
+  });
+
+  test("of too many slices keeps the newest steps", () => {
+    const history = new StepHistory(none);
+    const many = () => ({
+      start: new Uint32Array(250_000),
+      duration: new Uint32Array(250_000),
+      op: new Uint16Array(250_000),
+      thread: new Uint16Array(250_000),
+    });
+    for (const step of [1, 2, 3, 4]) history.add(trace(step, many()));
+    history.wanted.value = { first: 1, last: 4 };
+    expect(history.chosen.value?.range).toEqual({ first: 3, count: 2 });
+  });
+
+  test("is what was recorded in full last", () => {
+    const history = filled();
+    expect(newestInFull(history.all())).toEqual({ first: 2, last: 4 });
+    history.add(trace(5));
+    expect(newestInFull(history.all())).toEqual({ first: 2, last: 4 });
+    history.add(trace(6, { inFull: true }));
+    expect(newestInFull(history.all())).toBeNull();
+    history.add(trace(7, { inFull: true }));
+    expect(newestInFull(history.all())).toEqual({ first: 6, last: 7 });
+    expect(newestInFull([])).toBeNull();
+  });
+
+  test("stands in the address", () => {
+    expect([rangeOf("17"), rangeOf("42-17"), rangeOf("x"), rangeOf(null), rangeOf("1-2-3")]).toEqual([
+      { first: 17, last: 17 },
+      { first: 17, last: 42 },
+      null,
+      null,
+      null,
+    ]);
+    expect([rangeText(oneStep(17)), rangeText({ first: 17, last: 42 })]).toEqual(["17", "17-42"]);
   });
 });
 
@@ -130,7 +213,7 @@ describe("a replayed step", () => {
       return Promise.resolve(after === null ? page(golden("graph_used"), raw.buffer) : new ArrayBuffer(0));
     });
     await history.load([events.stream], 4, (one) => seen.push(one));
-    history.wanted.value = events.step;
+    history.wanted.value = oneStep(events.step);
     const [replayed, was] = [history.chosen.value?.traces ?? [], live.newest(() => true)];
     const model = (traces: readonly StepTrace[]) =>
       buildTimeline(

@@ -5,16 +5,18 @@
  * Bounded by slices, oldest dropped (they are in the recording still). A step of several trainers is one entry.
  */
 import { computed, signal } from "@preact/signals";
-import { decodeFrame } from "../codec";
+import { decodeFrame, type Frame } from "../codec";
 import { FLAG_WHOLE_STEP, Kind } from "../constants";
 import { BUCKETS, type Bucket, bucketCodes } from "../graph/group";
 import type { GraphDocument } from "../types";
 import { GraphRuntime } from "./ops";
-import { joined, type StepTrace, traceOf } from "./steps";
+import { joined, oneBehindAnother, type StepTrace, traceOf } from "./steps";
 
 const MAX_SLICES = 3_000_000;
 /** Of a small graph every step may be sampled. */
 const MAX_STEPS = 4000;
+/** Slices of several steps at once: more of them, and the oldest are left out. */
+const MOST_AT_ONCE = 600_000;
 const PAGE_BYTES = 4 << 20;
 const LEAST_PAGE_BYTES = 256 << 10;
 
@@ -28,10 +30,31 @@ interface Cursor {
 
 export interface Sampled {
   readonly key: string;
+  /** Of several steps the last. */
   readonly step: number;
   readonly t0Ns: bigint;
   readonly traces: readonly StepTrace[];
+  /** Of several steps that are shown at once: the first, and how many of them are here. */
+  readonly range?: { readonly first: number; readonly count: number };
 }
+
+/** One step, or all from the first to the last. */
+export interface StepRange {
+  readonly first: number;
+  readonly last: number;
+}
+
+export const oneStep = (step: number): StepRange => ({ first: step, last: step });
+
+/** "17" or "17-42", as the address has it; null for what is neither. */
+export function rangeOf(text: string | null): StepRange | null {
+  const found = /^(\d{1,15})(?:-(\d{1,15}))?$/.exec(text ?? "");
+  if (found === null) return null;
+  const [a, b] = [Number(found[1]), Number(found[2] ?? found[1])];
+  return { first: Math.min(a, b), last: Math.max(a, b) };
+}
+
+export const rangeText = ({ first, last }: StepRange): string => (first === last ? `${first}` : `${first}-${last}`);
 
 export interface Bar extends Sampled {
   readonly spanNs: number;
@@ -46,15 +69,15 @@ export type FetchFrames = (stream: number, afterSeq: bigint | null, limitBytes: 
 
 export class StepHistory {
   readonly version = signal(0);
-  /** The step that the address names; null: the newest is shown. */
-  readonly wanted = signal<number | null>(null);
+  /** The steps that the address names; null: the newest is shown. */
+  readonly wanted = signal<StepRange | null>(null);
   /** Whether the recording may hold steps that the page has not fetched. */
   readonly more = signal(true);
   readonly busy = signal(false);
   readonly chosen = computed<Sampled | null>(() => {
     this.version.value;
     const wanted = this.wanted.value;
-    return wanted === null ? null : (this.all().findLast((one) => one.step === wanted) ?? null);
+    return wanted === null ? null : chosenOf(this.all(), wanted);
   });
   #entries = new Map<string, Sampled>();
   /** The same, in the order of time. */
@@ -156,6 +179,8 @@ export class StepHistory {
       if (frame.kind === Kind.GRAPH_USED) {
         cursor.hash = String((frame.body as { readonly hash?: unknown }).hash ?? "");
         onGraph(cursor.hash);
+      } else if (frame.kind === Kind.INPUT_EVENTS) {
+        this.onInput(frame);
       } else if (cursor.hash !== "" && (frame.flags & FLAG_WHOLE_STEP) !== 0 && frame.count > 0) {
         this.add(traceOf(cursor.hash, frame));
       }
@@ -171,6 +196,47 @@ export class StepHistory {
   }
 }
 
+/** The steps of a range, as one; of a run that was started again those of the newest attempt. */
+function chosenOf(all: readonly Sampled[], { first, last }: StepRange): Sampled | null {
+  const newest = all.findLast((one) => one.step >= first && one.step <= last);
+  if (newest === undefined || first === last) return newest ?? null;
+  const epoch = epochOf(newest);
+  const some = all.filter((one) => one.step >= first && one.step <= last && epochOf(one) === epoch);
+  return together(some.slice(-mostThatFit(some)), newest);
+}
+
+const epochOf = (one: Sampled): number => one.traces[0]?.epoch ?? 0;
+
+/** How many of the last steps have no more slices together than a canvas takes. */
+function mostThatFit(some: readonly Sampled[]): number {
+  let slices = 0;
+  const from = some.findLastIndex((one) => {
+    slices += one.traces.reduce((sum, trace) => sum + trace.op.length, 0);
+    return slices > MOST_AT_ONCE;
+  });
+  return Math.max(1, some.length - 1 - from);
+}
+
+function together(some: readonly Sampled[], newest: Sampled): Sampled {
+  const parts = new Map<string, StepTrace[]>();
+  for (const trace of some.flatMap((one) => one.traces)) {
+    const key = `${trace.stream}/${trace.hash}`;
+    parts.set(key, [...(parts.get(key) ?? []), trace]);
+  }
+  const first = some[0] ?? newest;
+  const traces = [...parts.values()].map((of) => ({ ...oneBehindAnother(of), step: newest.step }));
+  const range = { first: first.step, count: some.length };
+  return { key: `${first.key}-${newest.key}`, step: newest.step, t0Ns: first.t0Ns, traces, range };
+}
+
+/** The newest steps that were recorded in full, one after another; null if fewer than two are here. */
+export function newestInFull(all: readonly Sampled[]): StepRange | null {
+  const last = all.findLastIndex(isInFull);
+  const before = all.findLastIndex((one, at) => at < last && (!isInFull(one) || one.step >= (all[last]?.step ?? 0)));
+  const [a, b] = [all[before + 1], all[last]];
+  return a === undefined || b === undefined || a.step >= b.step ? null : { first: a.step, last: b.step };
+}
+
 export const isInFull = (one: Sampled): boolean => one.traces.some((trace) => trace.inFull);
 
 /** Whether the events that `trace` begins with are in `one` already. */
@@ -179,8 +245,6 @@ const has = (one: StepTrace, trace: StepTrace): boolean =>
   trace.t0Ns >= one.t0Ns &&
   Number(trace.t0Ns - one.t0Ns) <= (one.start[one.start.length - 1] ?? 0);
 
-      } else if (frame.kind === Kind.INPUT_EVENTS) {
-        this.onInput(frame);
 const inOrder = (a: StepTrace, b: StepTrace): StepTrace => (a.t0Ns <= b.t0Ns ? joined(a, b) : joined(b, a));
 
 function framesIn(content: ArrayBuffer) {
@@ -242,13 +306,14 @@ export function runtimeOfStep(one: Sampled, document: GraphDocument, hash: strin
     }
   }
   // Views compute anew when this number changes; that of a live graph is whole.
-  runtime.rows = one.step + 0.5;
+  runtime.rows = one.step + 0.5 / (one.range?.count ?? 1);
   return runtime;
 }
 
 /** The step before or after the chosen one (null: the newest is shown); null: go back to live. */
-export function neighbour(bars: readonly Sampled[], chosen: number | null, by: -1 | 1): number | null {
-  const at = chosen === null ? bars.length - 1 : bars.findLastIndex((one) => one.step === chosen);
+export function neighbour(bars: readonly Sampled[], chosen: StepRange | null, by: -1 | 1): number | null {
+  const from = chosen === null ? null : by < 0 ? chosen.first : chosen.last;
+  const at = from === null ? bars.length - 1 : bars.findLastIndex((one) => one.step === from);
   const next = at + by;
   if (next >= bars.length) return null;
   return bars[Math.max(0, next)]?.step ?? null;

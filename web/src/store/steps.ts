@@ -39,6 +39,25 @@ export function joined(first: StepTrace, then: StepTrace): StepTrace {
   };
 }
 
+/** Traces of one process and graph, in the order of time, as one. O(slices). */
+export function oneBehindAnother(traces: readonly StepTrace[]): StepTrace {
+  const [first] = traces;
+  if (first === undefined) throw new Error("no trace");
+  const size = traces.reduce((sum, one) => sum + one.op.length, 0);
+  const start = new Float64Array(size);
+  const [duration, op, thread] = [new Uint32Array(size), new Uint32Array(size), new Uint32Array(size)];
+  let at = 0;
+  for (const one of traces) {
+    const later = Number(one.t0Ns - first.t0Ns);
+    for (let i = 0; i < one.op.length; i++) start[at + i] = (one.start[i] ?? 0) + later;
+    duration.set(one.duration, at);
+    op.set(one.op, at);
+    thread.set(one.thread, at);
+    at += one.op.length;
+  }
+  return { ...first, start, duration, op, thread };
+}
+
 function oneBehindTheOther(first: Uint16Array | Uint32Array, then: Uint16Array | Uint32Array): Uint32Array {
   const both = new Uint32Array(first.length + then.length);
   both.set(first);

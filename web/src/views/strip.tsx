@@ -1,13 +1,25 @@
 /** One bar a sampled step, above graph and timeline: click, drag, arrow keys, [ and ] choose the step that they show. */
 import { signal, untracked, useSignalEffect } from "@preact/signals";
 import type { TargetedKeyboardEvent, TargetedPointerEvent } from "preact";
+import { useRef } from "preact/hooks";
 import { ApiError } from "../api";
 import { integer, nanos, percent, plural } from "../format";
 import { ErrorCard } from "../parts/basics";
 import { setQuery, url } from "../router";
 import { currentJob } from "../store/current";
-import { type Bar, isInFull, neighbour } from "../store/history";
+import {
+  type Bar,
+  isInFull,
+  neighbour,
+  newestInFull,
+  oneStep,
+  rangeOf,
+  rangeText,
+  type Sampled,
+  type StepRange,
+} from "../store/history";
 import { isTerminal, type JobStore } from "../store/job";
+import { endOfTrace } from "../timeline/model";
 
 const MOST_BARS = 240;
 /** Pages of the recording that a finished job's strip begins with, and that a click fetches. */
@@ -18,16 +30,18 @@ const failure = signal<ApiError | null>(null);
 
 const barsOf = (store: JobStore): Bar[] => store.history.bars((hash) => store.trainingDocument(hash));
 
-function choose(step: number | null): void {
-  setQuery({ step: step === null ? null : String(step) });
+function choose(steps: StepRange | null): void {
+  setQuery({ step: steps === null ? null : rangeText(steps) });
   // The effect that follows the address waits for an animation frame; a second key may come before.
-  if (currentJob.value !== null) currentJob.value.history.wanted.value = step;
+  if (currentJob.value !== null) currentJob.value.history.wanted.value = steps;
 }
+
+const chooseOne = (step: number | null | undefined): void => choose(step == null ? null : oneStep(step));
 
 /** [ and ]: the step before, the step after. */
 export function moveStep(by: -1 | 1): void {
   const store = currentJob.value;
-  if (store !== null) choose(neighbour(barsOf(store), store.history.wanted.value, by));
+  if (store !== null) chooseOne(neighbour(barsOf(store), store.history.wanted.value, by));
 }
 
 async function load(store: JobStore): Promise<void> {
@@ -42,8 +56,10 @@ async function load(store: JobStore): Promise<void> {
 
 export function StepStrip({ store }: { store: JobStore }) {
   useSignalEffect(() => {
-    const step = url.value.searchParams.get("step");
-    store.history.wanted.value = step !== null && /^\d+$/.test(step) ? Number(step) : null;
+    const wanted = rangeOf(url.value.searchParams.get("step"));
+    const before = store.history.wanted.peek();
+    // An equal range is no change: what is drawn of it stays.
+    if (wanted?.first !== before?.first || wanted?.last !== before?.last) store.history.wanted.value = wanted;
   });
   useSignalEffect(() => {
     // A job that is over has few steps in its stream; one that runs brings its own.
@@ -57,15 +73,18 @@ export function StepStrip({ store }: { store: JobStore }) {
   const bars = barsOf(store);
   if (bars.length === 0) return null;
   const chosen = store.history.chosen.value;
-  const index = chosen === null ? bars.length - 1 : bars.findIndex((bar) => bar.key === chosen.key);
+  const index = chosen === null ? bars.length - 1 : bars.findLastIndex((bar) => bar.step === chosen.step);
   const first = Math.max(0, Math.min(index - MOST_BARS / 2, bars.length - MOST_BARS));
   const shown = bars.slice(first, first + MOST_BARS);
   return (
     <section class="strip" aria-label="Sampled steps">
-      <Bars shown={shown} at={index - first} live={chosen === null} move={moveStep} />
+      <Bars shown={shown} at={index - first} width={widthOf(shown, chosen)} live={chosen === null} move={moveStep} />
       <span class="strip-text" data-testid="strip-text">
-        {wordsOf(bars[index], chosen !== null)} · {integer(index + 1)} of {plural(bars.length, "sampled step")}
+        {chosen?.range === undefined
+          ? `${wordsOf(bars[index], chosen !== null)} · ${integer(index + 1)} of ${plural(bars.length, "sampled step")}`
+          : wordsOfRange(chosen, chosen.range, store.history.wanted.value)}
       </span>
+      <InFull store={store} chosen={chosen} />
       {store.history.more.value && (
         <button
           type="button"
@@ -87,6 +106,40 @@ export function StepStrip({ store }: { store: JobStore }) {
   );
 }
 
+/** How many bars of those that are drawn belong to what was chosen. */
+const widthOf = (shown: readonly Bar[], chosen: Sampled | null): number =>
+  chosen?.range === undefined ? 1 : shown.filter((bar) => isWithin(bar, chosen)).length;
+
+const isWithin = (bar: Bar, { step, range }: Sampled): boolean =>
+  bar.step <= step && bar.step >= (range?.first ?? step);
+
+/** All steps of the newest while that was recorded in full, at once. */
+function InFull({ store, chosen }: { store: JobStore; chosen: Sampled | null }) {
+  const range = newestInFull(store.history.all());
+  if (range === null || (chosen?.range !== undefined && chosen.step === range.last)) return null;
+  return (
+    <button
+      type="button"
+      class="btn small"
+      title="Draw the steps that were recorded in full on one axis. Drag with Shift over bars for others."
+      onClick={() => choose(range)}
+      data-testid="show-in-full"
+    >
+      Show steps {integer(range.first)} to {integer(range.last)} at once
+    </button>
+  );
+}
+
+function wordsOfRange(
+  chosen: Sampled,
+  { first, count }: { first: number; count: number },
+  wanted: StepRange | null,
+): string {
+  const spans = chosen.traces.map((trace) => Number(trace.t0Ns - chosen.t0Ns) + endOfTrace(trace));
+  const cut = wanted !== null && wanted.first < first ? `, the newest of those since ${integer(wanted.first)}` : "";
+  return `replay of steps ${integer(first)} to ${integer(chosen.step)} · ${plural(count, "sampled step")} in ${nanos(Math.max(...spans))}${cut}`;
+}
+
 function wordsOf(bar: Bar | undefined, replayed: boolean): string {
   if (bar === undefined) return "";
   return `${replayed ? "replay of step" : "step"} ${integer(bar.step)} · ${nanos(bar.spanNs)}${isInFull(bar) ? " · recorded in full" : ""} · sync ${percent(bar.sync)} of operator time`;
@@ -94,17 +147,23 @@ function wordsOf(bar: Bar | undefined, replayed: boolean): string {
 
 interface BarsProps {
   readonly shown: readonly Bar[];
+  /** The last of those that were chosen, and how many. */
   readonly at: number;
+  readonly width: number;
   readonly live: boolean;
   readonly move: (by: -1 | 1) => void;
 }
 
-function Bars({ shown, at, live, move }: BarsProps) {
+function Bars({ shown, at, width, live, move }: BarsProps) {
+  const from = useRef<number | null>(null);
   const longest = shown.reduce((most, bar) => Math.max(most, bar.spanNs), 1);
   const pick = (event: TargetedPointerEvent<HTMLElement>) => {
     const box = event.currentTarget.getBoundingClientRect();
     const index = Math.floor(((event.clientX - box.left) / box.width) * shown.length);
-    choose(shown[Math.max(0, Math.min(shown.length - 1, index))]?.step ?? null);
+    const step = shown[Math.max(0, Math.min(shown.length - 1, index))]?.step;
+    if (step === undefined) return;
+    const begin = from.current ?? step;
+    choose({ first: Math.min(begin, step), last: Math.max(begin, step) });
   };
   return (
     <div
@@ -120,12 +179,14 @@ function Bars({ shown, at, live, move }: BarsProps) {
       onKeyDown={(event) => onKey(event, shown, move)}
       onPointerDown={(event) => {
         event.currentTarget.setPointerCapture(event.pointerId);
+        from.current = null;
         pick(event);
+        from.current = event.shiftKey ? (currentJob.value?.history.wanted.value?.last ?? null) : null;
       }}
       onPointerMove={(event) => event.buttons === 1 && pick(event)}
     >
       <svg viewBox={`0 0 ${Math.max(24, shown.length)} ${HEIGHT}`} preserveAspectRatio="none" aria-hidden="true">
-        <rect class={live ? "strip-at" : "strip-at chosen"} x={at} y={0} width={1} height={HEIGHT} />
+        <rect class={live ? "strip-at" : "strip-at chosen"} x={at - width + 1} y={0} width={width} height={HEIGHT} />
         {(["compute", "sync", "input"] as const).map((part) => (
           <path key={part} class={`strip-${part}`} d={pathOf(shown, part, longest)} />
         ))}
@@ -153,7 +214,7 @@ function pathOf(shown: readonly Bar[], part: "compute" | "sync" | "input", longe
 function onKey(event: TargetedKeyboardEvent<HTMLElement>, shown: readonly Bar[], move: (by: -1 | 1) => void): void {
   if (event.key === "ArrowLeft") move(-1);
   else if (event.key === "ArrowRight") move(1);
-  else if (event.key === "Home") choose(shown[0]?.step ?? null);
+  else if (event.key === "Home") chooseOne(shown[0]?.step);
   else if (event.key === "End") choose(null);
   else return;
   event.preventDefault();

@@ -40,7 +40,7 @@ export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean 
       <div class="panel-title">
         <h2 id="timeline-title">Timeline</h2>
         <em class="clip" data-testid="timeline-summary">
-          {describe(model, isEvaluation(parts, model))}
+          {describe(model, isEvaluation(parts, model), store.history.chosen.value?.range)}
         </em>
         <Tools parts={parts} />
       </div>
@@ -66,7 +66,7 @@ function isEvaluation({ store }: JobParts, model: TimelineModel): boolean {
   return first !== undefined && graphs.find((one) => one.document === first)?.trains === false;
 }
 
-function describe(model: TimelineModel, evaluation: boolean): string {
+function describe(model: TimelineModel, evaluation: boolean, range?: { readonly first: number }): string {
   if (model.numSlices === 0) return "";
   const { compute, sync, input, idle } = model.shares;
   const several = model.steps.map((step) => integer(step)).join(", ");
@@ -173,7 +173,8 @@ function Tip({ parts }: { parts: JobParts }) {
       <div class="muted mono">{found.type}</div>
       <div>
         <i class={`swatch c-${bucketOf(found)}`} />
-        {bucketOf(found)} · {nanos(lane.duration[hover.slice] ?? 0)} at {nanos(lane.start[hover.slice] ?? 0)}
+        {bucketOf(found)} · {nanos(lane.whole?.[hover.slice] ?? lane.duration[hover.slice] ?? 0)} at{" "}
+        {nanos(lane.start[hover.slice] ?? 0)}
       </div>
       {found.module !== "" && <div class="muted">{found.module}</div>}
     </div>
