@@ -74,7 +74,7 @@ function NewToken({ make }: { make: (act: () => Promise<void>) => Promise<void> 
         Projects
         <input
           class="field"
-          placeholder="all, or names with commas"
+          placeholder="all, or names"
           value={projects}
           onInput={(event) => setProjects(event.currentTarget.value)}
         />
