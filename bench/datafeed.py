@@ -235,7 +235,7 @@ def measure_training(rows: Rows, threads: list[int], num_rounds: int, report: Re
     """Add how fast CTR-DNN trains from the text, and the original's share of that."""
     workload = workloads.build("criteo")
     recorded = record_ctr(workload)
-    variables = [recorded.main.handle(slot.name) for slot in sorted(recorded.main.feeds(), key=_column)]
+    variables = [recorded.main.handle(slot.name) for slot in sorted(recorded.main.feeds(), key=column_of)]
     exe, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
     exe.run(recorded.startup, scope=scope)
     parts = _halves(rows)
@@ -262,7 +262,8 @@ def measure_training(rows: Rows, threads: list[int], num_rounds: int, report: Re
             _add_ratio(report, f"paddle_{name}", samples[name], samples[f"paddle_{name}"])
 
 
-def _column(desc: Any) -> int:
+def column_of(desc: Any) -> int:
+    """Return the place of an input in a line."""
     return 0 if desc.name == "dense" else 99 if desc.name == "label" else int(desc.name[1:])
 
 

@@ -70,7 +70,7 @@ def main(rounds: int, json_only: bool, options: argparse.Namespace) -> Report:
     """Measure `rounds` drags of each view."""
     report = Report("page", rounds)
     seconds = 60 + 60 * options.soak_minutes + rounds * 4 * (DRAG_S + 8)
-    with tempfile.TemporaryDirectory() as folder, _server(Path(folder)) as (url, token):
+    with tempfile.TemporaryDirectory() as folder, running_server(Path(folder)) as (url, token):
         command = [sys.executable, "-m", "bench._page_feeder", "--url", url, "--operators", str(options.operators),
                    "--slices", str(options.slices), "--seconds", str(seconds)]  # fmt: skip
         feeder = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -202,7 +202,7 @@ def _call(url: str, token: str, path: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _server(folder: Path) -> Iterator[tuple[str, str]]:
+def running_server(folder: Path) -> Iterator[tuple[str, str]]:
     """A server of this run's own; yields its address and admin token."""
     command = [sys.executable, "-m", "penstock_server", "--port", "0", "--state-dir", str(folder),
                "--static-dir", str(ROOT / "web" / "dist")]  # fmt: skip

@@ -7,6 +7,8 @@
   element, 1000 operators of half a microsecond.
 * *Watched*: the same with and without a session that drains the trace ten times a second, samples steps and sends
   frames to an agent's socket, whose end is a process that reads and forgets.
+* *Fed*: passes over a QueueDataset, both watched, with and without records of the data feed's work
+  (`penstock.telemetry.input`), for CTR-DNN and for a program of one small layer in batches of 16.
 * *torch.profiler* on PyTorch eager of the same model: blocks inside a profile of CPU activity and outside of any.
   Starting, stopping and processing the profile is not counted.
 
@@ -18,14 +20,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench._environment import variable_set
+from bench._fed import passes
 from bench._sized_graph import sized_graph
 from bench._socket_sink import SocketSink
 from bench.engine import CHAIN, MIN_BLOCKS, chain_plan, measure_trace, timed
@@ -39,7 +45,7 @@ from penstock.telemetry.sessions import Watched
 ROUNDS = 9
 NUM_REPLICAS = 2
 NUM_RESAMPLES = 4000
-PAIRS_PER_ROUND = {"ctr": 12, "chain": 60, "watched": 2, "profiled": 3}
+PAIRS_PER_ROUND = {"ctr": 12, "chain": 60, "watched": 2, "fed": 2, "profiled": 3}
 STEPS_OF_A_BLOCK = {"ctr": 2, "chain": 10, "watched": 30, "profiled": 10}
 
 Block = Callable[[], float]
@@ -196,6 +202,18 @@ def measure_watched(training: Training, num_rounds: int, report: Report) -> None
     report.ratios["unwatched"] = round(1 / watched, 4)
 
 
+def measure_fed(num_rounds: int, report: Report) -> None:
+    """Add the ratio of passes that record the work of the data feed over passes that do not."""
+    with SocketSink() as sink, tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        session = Watched(Managed("bench", "bench", "bench", "trainer", 0, 1, 1, sink.path))
+        for name, run in passes(Path(folder), session).items():
+            run(True)
+            pairs = num_rounds * PAIRS_PER_ROUND["fed"]
+            ratios = paired_ratios(partial(run, True), partial(run, False), pairs)
+            add_pairs(report, f"{name}_feed_recorded_over_unrecorded", ratios)
+        session.close()
+
+
 def main(rounds: int, json: bool, extra: argparse.Namespace) -> Report:
     """Measure the event, the pairs, the watched pairs and the profiler."""
     report = Report("tracing", rounds)
@@ -210,6 +228,7 @@ def main(rounds: int, json: bool, extra: argparse.Namespace) -> Report:
     traced = add_pairs(report, "ctr_traced_over_untraced", ratios)
     measure_chain_pairs(rounds, report)
     measure_watched(training, rounds, report)
+    measure_fed(rounds, report)
     eager = EagerCtr(workload)
     count = STEPS_OF_A_BLOCK["profiled"]
     ratios = paired_ratios(
