@@ -48,6 +48,7 @@ from penstock_server.streams.live import Live
 from penstock_server.streams.logstore import LogStore
 from penstock_server.streams.metricswriter import MetricsWriter
 from penstock_server.streams.recorder import Recorder
+from penstock_server.streams.traces import Collector, Traces
 from penstock_server.webhooksender import Sender
 
 SCHEDULE_EVERY_S = 5.0
@@ -61,6 +62,7 @@ REFUSED_REST_S = 10.0
 PUBLISH_REST_S = 0.01
 LIST_REST_S = 0.25
 """What changes in the list of jobs goes to browsers at most so often: each of them gets every change."""
+TRACE_REST_S = 0.25
 FIGURES_REST_S = 1.0
 """Figures and nodes go to browsers at most so often: each change sends a job, or all nodes, to every one of them."""
 
@@ -106,6 +108,7 @@ class Runtime:
     recordings: Recordings
     webhooks: Webhooks
     deliveries: Deliveries
+    traces: Traces
     loops: list[Pipeline]
 
     async def log_offsets(self, node_id: str) -> dict[str, int]:
@@ -149,6 +152,8 @@ async def _running(runtime: Runtime) -> AsyncIterator[None]:
         with suppress(Unavailable):  # without its database nothing more can be stored
             await runtime.audit.step()
             await runtime.tokens.step()
+            await runtime.traces.step()
+        await asyncio.to_thread(runtime.traces.close)
         runtime.recorder.close()
 
 
@@ -189,7 +194,8 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
         agents, hub, ingest, logs, recorder, exchanges, diagnoses, advices, metrics, leases, publisher, scheduling,
         Plans(database, scheduling, agents), Projects(database), Audit(database), hangs,
         Stacks(database, clock, jobs, agents), Recordings(database, clock, jobs, agents),
-        webhooks, Deliveries(database, clock, webhooks, Sender(settings.webhook_allow)), [],
+        webhooks, Deliveries(database, clock, webhooks, Sender(settings.webhook_allow)),
+        Traces(database, clock, Collector(settings.otlp_endpoint) if settings.otlp_endpoint else None), [],
     )  # fmt: skip
     _wire(runtime, live)
     return runtime
@@ -221,6 +227,7 @@ def _wire(runtime: Runtime, live: Live) -> None:
     publisher = Loop("publisher", runtime.publisher.step, every_s=PUBLISH_EVERY_S, rest_s=PUBLISH_REST_S)
     figures = Loop("figures", runtime.publisher.step_figures, every_s=PUBLISH_EVERY_S, rest_s=FIGURES_REST_S)
     listed = Loop("list", runtime.publisher.step_list, every_s=PUBLISH_EVERY_S, rest_s=LIST_REST_S)
+    traces = Loop("traces", runtime.traces.step, every_s=PUBLISH_EVERY_S, rest_s=TRACE_REST_S)
     scheduler = Loop("scheduler", runtime.scheduling.run, every_s=SCHEDULE_EVERY_S, rest_s=SCHEDULE_REST_S)
 
     def on_stored(job_ids: set[str]) -> None:
@@ -251,6 +258,8 @@ def _wire(runtime: Runtime, live: Live) -> None:
         if effects.schedule:
             runtime.scheduling.wake()
         runtime.deliveries.mark(effects.webhooks)
+        if runtime.traces.mark(effects):
+            traces.wake()
 
     runtime.database.outbox = runtime.webhooks.record
     refused = Loop("refused", runtime.audit.step, every_s=REFUSED_EVERY_S, rest_s=REFUSED_REST_S)
@@ -264,6 +273,7 @@ def _wire(runtime: Runtime, live: Live) -> None:
         figures,
         scheduler,
         refused,
+        traces,
         Loop("metrics", runtime.metrics.flush, every_s=runtime.settings.metrics_flush_s),
         Loop("leases", watch, every_s=runtime.settings.tick_s),
         Loop("retention", runtime.sweeper.step, every_s=SWEEP_EVERY_S),

@@ -69,6 +69,11 @@ class Settings(BaseSettings):
     browser_limit_bytes: int = Field(4 << 20, ge=1024)
     browser_slow_s: float = Field(5.0, gt=0)
 
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern="^https?://[^/]",
+        description="collector of OpenTelemetry that gets a trace of each job, e.g. http://127.0.0.1:4318",
+    )
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

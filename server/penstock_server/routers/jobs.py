@@ -49,10 +49,14 @@ async def submit_job(
     response: Response,
     body: api.Submission,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+    traceparent: Annotated[str | None, Header(max_length=255, description="the caller's span (W3C)")] = None,
 ) -> api.Job:
     """Queue a job."""
     require_project(asker, body.spec.project, SUBMIT)
-    return _tagged(response, await server.jobs.submit(body.spec, asker, idempotency_key))
+    since = server.clock.now()
+    job = await server.jobs.submit(body.spec, asker, idempotency_key)
+    server.traces.submitted(job.id, traceparent, since)
+    return _tagged(response, job)
 
 
 def _tagged(response: Response, job: api.Job) -> api.Job:
