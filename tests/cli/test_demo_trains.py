@@ -43,9 +43,9 @@ class Outcome:
     alive: list[int]
 
 
-def demo(site: Site, cache: Path, **environ: str) -> Outcome:
-    """Run `penstock demo` for one pass over 30,000 flights, to its end."""
-    options = ("--exit-when-done", "--json", "--port", "0", "--passes", "1", "--rows", "30000")
+def demo(site: Site, cache: Path, rows: int = 30_000, **environ: str) -> Outcome:
+    """Run `penstock demo` for one pass over so many flights, to its end."""
+    options = ("--exit-when-done", "--json", "--port", "0", "--passes", "1", "--rows", str(rows))
     state = site.home / "state"
     environ = {"PENSTOCK_CACHE": str(cache), **environ}
     done = site.run("demo", *options, "--state-dir", str(state), timeout_s=240, **environ)
@@ -63,7 +63,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def with_torch(made_site: Callable[[], Site], cache: Path) -> Outcome:
     """A demo for which kernels are exported, the first one in its cache."""
-    return demo(made_site(), cache, PENSTOCK_MATRIX_KERNELS="torch")
+    return demo(made_site(), cache, rows=2_000, PENSTOCK_MATRIX_KERNELS="torch")
 
 
 @pytest.fixture(scope="module")
