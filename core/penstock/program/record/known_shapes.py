@@ -1,4 +1,4 @@
-"""Shapes of calls that were recorded before in this process, in whatever Program: no kernel is asked again.
+"""Shapes of calls that were recorded before in this process, in whatever Program: each is found once.
 
 Kept are calls of torch's and our own operators on plain operands: their shapes follow from what the key holds. An
 operator of the user's, or an operand such as a generator, has its shapes found anew in each Program.
@@ -53,7 +53,7 @@ def recall(key: Any) -> Any:
 
 
 def keep(key: Any, answer: Any) -> None:
-    """Keep an answer, which nobody may change. No-op if `key` is None."""
+    """Keep an answer, which may not be changed. No-op if `key` is None."""
     if key is None:
         return
     if len(_MADE) >= _LIMIT:
