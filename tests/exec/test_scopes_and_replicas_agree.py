@@ -53,7 +53,7 @@ def test_a_result_that_outlives_a_step_has_no_value_before_it() -> None:
     np.testing.assert_array_equal(np.array(fluid.global_scope().find_var(loss.name)).reshape(-1), found[:1])
 
 
-def test_constants_of_programs_with_one_startup_program_keep_their_values() -> None:
+def test_constants_beside_a_shared_startup_program_keep_values() -> None:
     startup, found = fluid.Program(), []
     mains = [fluid.Program(), fluid.Program()]
     for main, value in zip(mains, (2.0, 3.0), strict=True):

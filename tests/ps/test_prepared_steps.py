@@ -253,7 +253,7 @@ def test_what_is_staged_while_python_prepares_is_not_overtaken(start: Start, mon
     assert num_native(job) == before
 
 
-def test_what_is_staged_after_prepared_rounds_is_of_the_round_to_come(start: Start) -> None:
+def test_staged_after_prepared_rounds_belongs_to_the_next_round(start: Start) -> None:
     found, gradient = [], Gradient(torch.ones(WIDTH, OUT), None, 0)
     for natively in (False, True):
         job = start("sync", natively=natively, make=decayed_adam)

@@ -74,7 +74,7 @@ async def test_a_long_line_is_several_transactions(database: Database) -> None:
     assert writer.sizes == [4, 4, 2]
 
 
-async def test_one_that_is_refused_or_breaks_keeps_no_other_from_being_written(database: Database) -> None:
+async def test_one_that_is_refused_or_breaks_stops_no_other_write(database: Database) -> None:
     writer = Writer(database)
     found = await asyncio.gather(
         *(writer.group.put(name) for name in ("one", "breaks", "refused", "two")), return_exceptions=True

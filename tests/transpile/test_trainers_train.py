@@ -207,7 +207,7 @@ def test_row_62_a_distributed_table_without_servers_is_refused() -> None:
     assert scope.find("table") is None
 
 
-def test_a_distributed_table_may_be_whole_where_there_are_no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_distributed_table_may_be_whole_without_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_LOCAL_TABLES", "1")
     trained = []
     for is_distributed in (False, True):
