@@ -21,7 +21,9 @@ from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
 from penstock.ps.wire import KINDS, MAGIC, Message, encode, to_wire
 
-NUM_MESSAGES = 300  # some of each kind of damage to each kind of message, on each transport
+many = pytest.mark.parametrize(
+    "num_messages", [300, pytest.param(10_000, marks=pytest.mark.soak)]
+)  # 300: some of each kind of damage to each kind of message
 SHAPES: dict[str, tuple[int, ...]] = {"w": (3, 4), "b": (5,)}
 
 
@@ -68,13 +70,14 @@ def malformed(chance: random.Random) -> tuple[bytes, list[bytes]]:
     return bytes(torn), body
 
 
-def test_garbage_by_grpc(served: tuple[ParameterServer, TorchStorage]) -> None:
+@many
+def test_garbage_by_grpc(served: tuple[ParameterServer, TorchStorage], num_messages: int) -> None:
     server, storage = served
     before, chance = storage.everything(), random.Random(1)
     channel = grpc.insecure_channel(f"127.0.0.1:{server.port}")
     call: Any = channel.stream_stream("/penstock.ps.Parameters/Call")
     metadata = (("authorization", "Bearer t"), ("penstock-job", "j"))
-    for _ in range(NUM_MESSAGES):
+    for _ in range(num_messages):
         head, body = malformed(chance)
         try:
             answer = list(call(iter([head, *body]), timeout=60, metadata=metadata))
@@ -85,7 +88,8 @@ def test_garbage_by_grpc(served: tuple[ParameterServer, TorchStorage]) -> None:
     check(server, storage, before)
 
 
-def test_garbage_by_the_socket(served: tuple[ParameterServer, TorchStorage]) -> None:
+@many
+def test_garbage_by_the_socket(served: tuple[ParameterServer, TorchStorage], num_messages: int) -> None:
     server, storage = served
     before, chance = storage.everything(), random.Random(2)
     local = connect(f"127.0.0.1:{server.port}", local=True)
@@ -93,7 +97,7 @@ def test_garbage_by_the_socket(served: tuple[ParameterServer, TorchStorage]) -> 
     local.close()
     hello, _ = encode(Message("hello", {"job": "j", "token": "t"}))
     opened = struct.pack("<4sIIQ", b"PSL1", 0, len(hello), 0) + hello
-    for _ in range(NUM_MESSAGES):
+    for _ in range(num_messages):
         head, body = malformed(chance)
         length = sum(map(len, body)) if chance.random() < 0.9 else chance.randrange(1 << 40)
         frame = struct.pack("<4sIIQ", b"PSL1", 0, len(head), length) + head + b"".join(body)

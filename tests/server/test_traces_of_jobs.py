@@ -84,7 +84,7 @@ def attributes(span: Any) -> dict[str, Any]:
 
 
 @pytest.mark.asyncio
-async def test_a_job_is_one_trace_from_its_submission_to_its_end(tmp_path: Path) -> None:
+async def test_a_job_is_one_trace(tmp_path: Path) -> None:
     with collector() as collected:
         async with running(settings_for(tmp_path, otlp_endpoint=collected.url)) as server:
             node = await server.join()
@@ -115,7 +115,7 @@ async def test_a_job_is_one_trace_from_its_submission_to_its_end(tmp_path: Path)
 
 
 @pytest.mark.asyncio
-async def test_the_trace_of_a_job_goes_on_when_the_server_is_started_again(tmp_path: Path) -> None:
+async def test_a_trace_goes_on_over_a_restart_of_the_server(tmp_path: Path) -> None:
     with collector() as collected:
         settings = settings_for(tmp_path, otlp_endpoint=collected.url)
         async with running(settings) as server:
@@ -130,7 +130,7 @@ async def test_the_trace_of_a_job_goes_on_when_the_server_is_started_again(tmp_p
 
 
 @pytest.mark.asyncio
-async def test_a_collector_that_is_away_holds_up_nothing(tmp_path: Path) -> None:
+async def test_an_unreachable_collector_holds_up_nothing(tmp_path: Path) -> None:
     with collector() as collected:
         away = collected.url
     async with running(settings_for(tmp_path, otlp_endpoint=away)) as server:
@@ -178,7 +178,7 @@ def lives(draw: st.DrawFn) -> list[EventRow]:
 
 
 @given(lives(), st.integers(1, 40))
-def test_states_fill_the_time_of_a_job_in_whatever_pieces_its_events_come(events: list[EventRow], size: int) -> None:
+def test_states_fill_the_time_of_a_job(events: list[EventRow], size: int) -> None:
     job_id = events[0].subject
     subjects, seen = {job_id: Subject("", {})}, Seen()
     found: list[Span] = []
