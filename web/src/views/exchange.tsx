@@ -3,6 +3,7 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { bytes, compact, integer, millis, plural } from "../format";
 import { Empty, Head, Link } from "../parts/basics";
+import { useHeldOrder } from "../parts/held";
 import { jobHref, setQuery, url } from "../router";
 import { type Amounts, type BlockRow, type Cell, cellKey, type ExchangeView } from "../store/exchange";
 import { isTerminal, type JobStore } from "../store/job";
@@ -302,7 +303,10 @@ function CellFacts({ cell, metric }: { cell: Cell; metric: Metric }) {
 /** Sorted by what the matrix shows, so that what makes a cell large stands on top. */
 function BlockTable({ view, metric }: { view: ExchangeView; metric: Metric }) {
   const value = VALUE[metric];
-  const rows = [...view.blocks].sort(
+  const rows = useHeldOrder(
+    metric,
+    view.blocks,
+    (row) => `${row.pserver},${row.block}`,
     (a, b) => value(b) - value(a) || b.bytesPerS - a.bytesPerS || (a.block < b.block ? -1 : 1),
   );
   const most = { bytes: Math.max(1, ...rows.map(VALUE.bytes)), wait: Math.max(1, ...rows.map(VALUE.wait)) };

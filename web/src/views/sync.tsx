@@ -1,10 +1,9 @@
 /** Gradient exchange per parameter, live: its owner, how large, how long, and the longest wait. */
 
-import { useRef } from "preact/hooks";
 import { bytes, integer, millis, plural } from "../format";
 import { Empty, Head } from "../parts/basics";
+import { useHeldOrder } from "../parts/held";
 import type { JobStore } from "../store/job";
-import { HeldOrder } from "../store/order";
 import type { SyncRow } from "../store/sync";
 import { describeExchange, ExchangePart, exchangeOf, hasPservers } from "./exchange";
 import { Ranks } from "./ranks";
@@ -48,9 +47,7 @@ const longest = (a: SyncRow, b: SyncRow): number => b.waitNs - a.waitNs || b.tim
 
 /** Rows by wait, in an order that is held for some seconds. */
 export function useByWait(rows: readonly SyncRow[]): SyncRow[] {
-  const order = useRef<HeldOrder | null>(null);
-  order.current ??= new HeldOrder();
-  return order.current.arrange(rows, (row) => row.index, longest, performance.now());
+  return useHeldOrder("wait", rows, (row) => row.index, longest);
 }
 
 function Local({ store }: { store: JobStore }) {

@@ -1,10 +1,9 @@
 /** Sparse tables of parameter servers: how large, how busy, which ids are updated most, how even over servers. */
-import { useRef } from "preact/hooks";
 import { bytes, compact, integer, percent, plural } from "../format";
 import { Head } from "../parts/basics";
+import { useHeldOrder } from "../parts/held";
 import { setQuery, url } from "../router";
 import type { JobStore } from "../store/job";
-import { HeldOrder } from "../store/order";
 import type { HotId, TableRow } from "../store/tables";
 
 /** A part this much larger than the mean is worth a mark. */
@@ -80,15 +79,8 @@ function TableLine({ row, chosen }: { row: TableRow; chosen: boolean }) {
 
 const byShare = (a: HotId, b: HotId): number => b.share - a.share;
 
-/** The ids, in an order that is held for some seconds. */
-function useHeld({ name, hot }: TableRow): HotId[] {
-  const held = useRef<{ readonly of: string; readonly order: HeldOrder } | null>(null);
-  if (held.current?.of !== name) held.current = { of: name, order: new HeldOrder() };
-  return held.current.order.arrange(hot, (one) => `${one.pserver}/${one.id}`, byShare, performance.now());
-}
-
 function Facts({ row }: { row: TableRow }) {
-  const hot = useHeld(row);
+  const hot = useHeldOrder(row.name, row.hot, (one) => `${one.pserver}/${one.id}`, byShare);
   const most = Math.max(...row.hot.map((one) => one.share));
   const mostRows = Math.max(1, ...row.parts.map((part) => part.rows));
   const mostPushes = Math.max(1, ...row.parts.map((part) => part.pushed));
