@@ -9,7 +9,7 @@ from bench._large_graph import large_graph
 from playwright.sync_api import Page, expect
 from tests.e2e.conftest import Open, RunningServer, Watched
 from tests.e2e.feeder import Feeder
-from tests.e2e.test_accessible_views import AXE
+from tests.e2e.inspection import axe_source
 
 NUM_OPS = 3000  # above 600 kB: parsed and laid out in a worker
 MIN_COLOURS = 8  # an empty canvas has one colour, a box with its frame and text has more
@@ -62,7 +62,7 @@ def test_a_layout_that_is_under_way_is_announced(
     notice = page.get_by_test_id("laying-out")
     expect(notice).to_contain_text("Laying out")
     expect(notice).to_contain_text("operators…")
-    page.evaluate(AXE.read_text())
+    page.evaluate(axe_source())
     assert page.evaluate("async () => (await axe.run('main')).violations.map((one) => one.id)") == []
     page.evaluate("window.__plans.release()")
     expect(notice).to_have_count(0)

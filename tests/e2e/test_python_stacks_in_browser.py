@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 from tests.e2e.conftest import ROOT, Open, RunningServer, stop
-from tests.e2e.test_accessible_views import AXE
+from tests.e2e.inspection import axe_source
 from tests.support.waiting import until
 
 expect.set_options(timeout=30_000)
@@ -70,7 +70,7 @@ def test_threads_of_a_job_that_hangs_are_shown(
         block = taken.locator(".stack-thread").filter(has_text=thread)
         expect(block.locator("mark")).to_have_text("your line")
         expect(block.locator(".stack-own").first).to_contain_text("<string>:")
-    page.evaluate(AXE.read_text())
+    page.evaluate(axe_source())
     assert page.evaluate("async () => (await axe.run(document)).violations.map((one) => one.id)") == []
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     PICTURES.mkdir(exist_ok=True)

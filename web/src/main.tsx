@@ -1,6 +1,7 @@
 /** Where the page begins: session, routes, the frame around every view. */
 import "uplot/dist/uPlot.min.css";
 import "./styles/app.css";
+import "./styles/dialogs.css";
 import "./styles/exchange.css";
 import "./styles/job.css";
 import "./styles/strip.css";

@@ -60,7 +60,7 @@ function TableLine({ row, chosen }: { row: TableRow; chosen: boolean }) {
         <button type="button" class="linkish" aria-pressed={chosen} onClick={() => setQuery({ table: row.name })}>
           {row.name}
         </button>{" "}
-        <span class="faint">{row.width} wide</span>
+        <span class="muted">{row.width} wide</span>
       </td>
       <td class="num">{integer(row.rows)}</td>
       <td class="num narrow-hide">{row.capacity === 0 ? "–" : percent(row.rows / row.capacity)}</td>
@@ -96,7 +96,7 @@ function Facts({ row }: { row: TableRow }) {
                 <i class="meter c-forward" style={{ width: `${(share / most) * 100}%` }} />
               </td>
               <td class="num">{percent(share)}</td>
-              <td class="faint tiny-hide server-name">pserver-{pserver}</td>
+              <td class="muted tiny-hide server-name">pserver-{pserver}</td>
             </tr>
           ))}
           {row.hot.length === 0 && (
