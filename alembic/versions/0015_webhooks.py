@@ -44,6 +44,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_webhook_deliveries_webhook_id_delivered_at_id", "webhook_deliveries", ["webhook_id", "delivered_at", "id"]
     )
+    op.create_index("ix_webhook_deliveries_webhook_id_id", "webhook_deliveries", ["webhook_id", "id"])
     op.create_index("ix_webhook_deliveries_created_at", "webhook_deliveries", ["created_at"])
 
 

@@ -108,7 +108,7 @@ def make_server(runtime: Runtime) -> uvicorn.Server:
         ws_per_message_deflate=False,
         # uvicorn believes every local peer by default: any user of this machine could give another address as its own.
         proxy_headers=bool(settings.trusted_proxies),
-        forwarded_allow_ips=settings.trusted_proxies,
+        forwarded_allow_ips=[str(network) for network in settings.trusted_proxies],
         ws_max_size=MAX_FRAME_BYTES + (1 << 20),
         timeout_graceful_shutdown=_STOP_S,
     )

@@ -134,6 +134,7 @@ async def open_runtime(settings: Settings, clock: Clock | None = None) -> AsyncI
                 async with _running(runtime):
                     yield runtime
                 await runtime.metrics.settled()
+                await runtime.reports.settled()
         finally:
             await database.close()
 

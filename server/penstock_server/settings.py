@@ -29,7 +29,7 @@ class Settings(BaseSettings):
         default_factory=list,
         description="further names of this server that a browser may use, e.g. penstock.example.org",
     )
-    trusted_proxies: list[str] = Field(
+    trusted_proxies: list[IPvAnyNetwork] = Field(
         default_factory=list,
         description="addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed",
     )

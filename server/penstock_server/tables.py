@@ -368,7 +368,10 @@ class WebhookDeliveryRow(Base):
     """The outbox: what a webhook is to receive, from the transaction that made it; and, for a while, what it has."""
 
     __tablename__ = "webhook_deliveries"
-    __table_args__ = (Index("ix_webhook_deliveries_webhook_id_delivered_at_id", "webhook_id", "delivered_at", "id"),)
+    __table_args__ = (
+        Index("ix_webhook_deliveries_webhook_id_delivered_at_id", "webhook_id", "delivered_at", "id"),
+        Index("ix_webhook_deliveries_webhook_id_id", "webhook_id", "id"),
+    )
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
     webhook_id: Mapped[str] = mapped_column(_ID, ForeignKey("webhooks.id", ondelete="CASCADE"))
     type: Mapped[str] = mapped_column(String(32))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +27,7 @@ from tests.support.waiting import until_answer
 from penstock.errors import Unavailable
 from penstock.protocol.states import JOB_TRANSITIONS, TERMINAL_JOB, JobState
 from penstock_server.streams.spans import Seen, Span, Subject, parsed, root_of, spans_of
-from penstock_server.streams.traces import Collector
+from penstock_server.streams.traces import CLOSE_S, Collector
 from penstock_server.tables import EventRow
 from penstock_server.uuid7 import uuid7
 
@@ -131,12 +133,16 @@ async def test_a_trace_goes_on_over_a_restart_of_the_server(tmp_path: Path) -> N
 
 @pytest.mark.asyncio
 async def test_an_unreachable_collector_holds_up_nothing(tmp_path: Path) -> None:
-    with collector() as collected:
-        away = collected.url
-    async with running(settings_for(tmp_path, otlp_endpoint=away)) as server:
-        job = await server.submit()
-        await server.http.post(f"/api/v1/jobs/{job['id']}:cancel")
-        assert (await server.job_in(job["id"], "CANCELLED"))["state"] == "CANCELLED"
+    """One that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        async with running(settings_for(tmp_path, otlp_endpoint=url)) as server:
+            for _ in range(3):
+                job = await server.submit()
+                await server.http.post(f"/api/v1/jobs/{job['id']}:cancel")
+                assert (await server.job_in(job["id"], "CANCELLED"))["state"] == "CANCELLED"
+            stopping = time.monotonic()
+        assert time.monotonic() - stopping < CLOSE_S + 8.0  # OpenTelemetry's own end takes 30 s
 
 
 def test_without_opentelemetry_the_server_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

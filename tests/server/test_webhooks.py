@@ -25,10 +25,12 @@ import pytest
 from sqlalchemy import func, select
 from tests.server.harness import NO_TLS, FakeClock, Server, running, settings_for
 from tests.support.receiver import Receiver, receiving
-from tests.support.waiting import LIMIT_S, until, until_answer
+from tests.support.waiting import LIMIT_S, until, until_answer, until_async
 
+from penstock_server.db import StorageFull
 from penstock_server.services.webhookrules import MAX_FAILURES, headers_of, new_secret, pause_after
 from penstock_server.tables import WebhookDeliveryRow
+from penstock_server.webhooksender import Sender
 
 LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
 
@@ -178,6 +180,36 @@ async def test_removed_webhook_stops_no_job(server: Server) -> None:
         await server.submit()
         assert (await server.http.get("/api/v1/webhooks")).json() == {"items": []}
         assert (await server.http.get(f"/api/v1/webhooks/{made['id']}/deliveries")).status_code == 404
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_sent_after_a_removal(tmp_path: Path) -> None:
+    with receiving(holds=True) as receiver:
+        async with running(settings_for(tmp_path, webhook_allow=[LOOPBACK])) as server:
+            made = await add(server, receiver)
+            for _ in range(3):
+                await cancelled(server)
+            await receiver.received(1)
+            assert (await server.http.delete(f"/api/v1/webhooks/{made['id']}")).status_code == 204
+            receiver.held.set()
+            await until_async(lambda: not server.runtime.deliveries._busy)
+            assert len(receiver.got) == 1
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_sent_while_it_cannot_be_noted(sqlite_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with receiving() as receiver:
+        runtime = sqlite_server.runtime
+        runtime.webhooks._allowed = [LOOPBACK]
+        runtime.deliveries._sender = Sender([LOOPBACK])
+        made = await add(sqlite_server, receiver, events=["QUEUED"])
+        monkeypatch.setattr(runtime.database, "trouble", StorageFull("no space"))
+        monkeypatch.setattr(runtime.database, "_trouble_at", time.monotonic() + 3600)
+        await sqlite_server.submit()
+        await until_async(lambda: runtime.deliveries._troubles.get(made["id"], 0) >= 2)
+        assert receiver.got == []
+        runtime.database.trouble, runtime.database._trouble_at = None, 0.0
+        await receiver.received(1)
 
 
 @pytest.mark.asyncio

@@ -87,7 +87,7 @@ def tables_of(body: Any) -> list[TableSums]:
 def _table(given: Any) -> TableSums:
     try:
         numbers = {name: _count(given[name]) for name in _NUMBERS}
-        hot = tuple((int(id_), _count(pushes)) for id_, pushes in given["hot"][:MOST_HOT])
+        hot = tuple((_id(text), _count(pushes)) for text, pushes in given["hot"][:MOST_HOT])
         name = given["name"]
     except (KeyError, TypeError, ValueError) as error:
         raise PeerError(f"a table of an EXCHANGE frame is {str(given)[:80]!r}: {error!r}") from error
@@ -97,9 +97,15 @@ def _table(given: Any) -> TableSums:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < 1 << 63:
         raise ValueError(f"{str(value)[:40]!r} is no count")
     return value
+
+
+def _id(text: Any) -> int:
+    if not isinstance(text, str) or len(text) > 20:
+        raise ValueError(f"{str(text)[:40]!r} is no id")
+    return int(text)
 
 
 def joined(parts: Iterable[tuple[int, TableSums]]) -> list[Table]:
@@ -117,9 +123,11 @@ def _joined(name: str, parts: dict[int, TableSums]) -> Table:
     def total(field: str) -> int:
         return sum(getattr(part, field) for part in parts.values())
 
+    pushed = total("pushed")
+
     def share(part: TableSums, pushes: int) -> float:
         """A part's sample stands for its newest pushes, and so for the part's share of all."""
-        return pushes / max(part.sampled, 1) * part.pushed / max(total("pushed"), 1)
+        return pushes / max(part.sampled, 1) * part.pushed / max(pushed, 1)
 
     hot = [HotId(id_, share(part, n), pserver) for pserver, part in parts.items() for id_, n in part.hot]
     return Table(
@@ -130,7 +138,7 @@ def _joined(name: str, parts: dict[int, TableSums]) -> Table:
         held_bytes=total("held_bytes"),
         pulled=total("pulled"),
         absent=total("absent"),
-        pushed=total("pushed"),
+        pushed=pushed,
         skew_rows=_skew([part.rows for part in parts.values()]),
         skew_pushes=_skew([part.pushed for part in parts.values()]),
         hot=tuple(sorted(hot, key=lambda one: (-one.share, one.id))[:MOST_HOT]),

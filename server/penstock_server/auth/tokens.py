@@ -19,7 +19,7 @@ from penstock_server.auth.principal import Principal, Role
 from penstock_server.auth.secrets import TokenKind, keyed_hash, load_pepper, new_secret
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
-from penstock_server.problems import Conflict, NotFound
+from penstock_server.problems import Conflict, NotFound, Problem
 from penstock_server.tables import TokenRow
 from penstock_server.uuid7 import uuid7
 
@@ -102,10 +102,15 @@ class Tokens:
         return Minted(row, secret)
 
     async def end_of(self, tx: Tx, asker: Principal) -> datetime | None:
-        """Return when the token of a principal expires; of a browser session, the token that opened it."""
+        """Return when the token of a principal expires; of a browser session, the token that opened it.
+
+        Raises a problem if it has ended since the request came.
+        """
         row = await tx.session.get_one(TokenRow, asker.token_id)
         if row.made_by is not None:
             row = await tx.session.get_one(TokenRow, row.made_by)
+        if not _valid(row, self._clock.now()):
+            raise Problem(401, "unauthenticated", "the token of this request has ended meanwhile")
         return row.expires_at
 
     async def bearer(self, secret: str) -> Principal | None:

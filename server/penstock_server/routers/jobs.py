@@ -49,7 +49,7 @@ async def submit_job(
     response: Response,
     body: api.Submission,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
-    traceparent: Annotated[str | None, Header(max_length=255, description="the caller's span (W3C)")] = None,
+    traceparent: Annotated[str | None, Header(description="the caller's span (W3C)")] = None,
 ) -> api.Job:
     """Queue a job."""
     require_project(asker, body.spec.project, SUBMIT)

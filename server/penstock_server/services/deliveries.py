@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -30,7 +31,10 @@ BATCH = 20
 """Deliveries of a webhook that are read at once."""
 LOOK_EVERY_S = 0.5
 AGAIN = timedelta(seconds=1)
-"""Pause of a webhook after an error of the server itself, such as a database that is unreachable."""
+"""Pause of a webhook after an error of the server itself, such as an unreachable database; then twice as long."""
+MOST_DOUBLINGS = 8
+LOAD_EVERY_S = 60.0
+"""So often every webhook is looked at: a commit whose outcome stayed unknown has marked none."""
 _AT_ONCE = datetime.min.replace(tzinfo=UTC)
 MAX_ERROR = 1000
 
@@ -40,6 +44,10 @@ class Post(Protocol):
 
     async def post(self, url: str, headers: dict[str, str], body: str) -> int:
         """Send."""
+
+
+class _Removed(Exception):
+    """The webhook was removed, or the delivery."""
 
 
 class Deliveries:
@@ -53,6 +61,8 @@ class Deliveries:
         self._busy: set[str] = set()
         self._in_flight: set[asyncio.Timeout] = set()
         self._woken = asyncio.Event()
+        self._troubles: dict[str, int] = {}  # errors of the server itself in a row, by webhook
+        self._ends = asyncio.Event()
         self._stopping = False
 
     def mark(self, webhook_ids: Iterable[str]) -> None:
@@ -67,6 +77,7 @@ class Deliveries:
         for limit in self._in_flight:
             limit.reschedule(asyncio.get_running_loop().time())
         self._woken.set()
+        self._ends.set()
 
     async def run(self) -> None:
         """Send what is due until stopped, beginning with what an earlier server left."""
@@ -90,21 +101,28 @@ class Deliveries:
 
     async def _load(self) -> None:
         while not self._stopping:
+            pause_s = LOAD_EVERY_S
             try:
                 self.mark(await self._webhooks.enabled())
             except (DatabaseAway, TakenOver) as error:
                 log.warning("webhooks wait for the database", error=str(error))
-                await asyncio.sleep(AGAIN.total_seconds())
-            else:
-                return
+                pause_s = AGAIN.total_seconds()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._ends.wait()
 
     async def _turn(self, webhook_id: str) -> None:
-        again: datetime | None = self._clock.now() + AGAIN
+        troubles = self._troubles.pop(webhook_id, 0)
+        again: datetime | None = self._clock.now() + AGAIN * 2 ** min(troubles, MOST_DOUBLINGS)
         try:
             again = await self._send_some(webhook_id)
+        except _Removed:
+            again = None
         except (DatabaseAway, TakenOver) as error:
+            self._troubles[webhook_id] = troubles + 1
             log.warning("a webhook waits for the database", webhook=webhook_id, error=str(error))
         except Exception:  # a boundary: recorded and tried again
+            self._troubles[webhook_id] = troubles + 1
             log.exception("deliveries failed", webhook=webhook_id)
         finally:
             self._busy.discard(webhook_id)
@@ -127,6 +145,8 @@ class Deliveries:
             if hook.next_at is not None and self._clock.now() < hook.next_at:
                 return hook.next_at
             rows = (await session.execute(waiting)).scalars().all()
+        if rows and self._db.trouble is not None:  # what was sent could not be noted, and would be sent again
+            await self._db.try_to_write()
         for row in rows:
             again = await self._deliver(hook, row)
             if again is not None or self._stopping:
@@ -156,8 +176,8 @@ class Deliveries:
         async with self._db.write() as tx:
             hook = await tx.session.get(WebhookRow, webhook_id)
             row = await tx.session.get(WebhookDeliveryRow, delivery_id)
-            if hook is None or row is None:  # removed meanwhile
-                return None
+            if hook is None or row is None:
+                raise _Removed
             row.attempts += 1
             row.status, row.error = status, error
             if not error:

@@ -42,6 +42,11 @@ class GroupCommit(Generic[T]):
             self._writer = asyncio.create_task(self._write_all(), name="group", context=contextvars.Context())
         await answer
 
+    async def settled(self) -> None:
+        """Return once nothing is being written."""
+        while self._writer is not None:
+            await asyncio.wait([self._writer])
+
     async def _write_all(self) -> None:
         try:
             await asyncio.sleep(self._gather_s)
@@ -66,12 +71,11 @@ class GroupCommit(Generic[T]):
                     await self._write_alone(item, answer)
             else:
                 _answer_all(group or self._take_all(), error)
-        except BaseException:
-            _answer_all(group, DatabaseAway("the server stops"))
-            raise
         else:
             for (_, answer), outcome in zip(group, outcomes, strict=True):
                 _answer(answer, outcome)
+        finally:
+            _answer_all(group, DatabaseAway("the server stops"))  # none unless this task was cancelled
 
     async def _write_alone(self, item: T, answer: asyncio.Future[None]) -> None:
         try:

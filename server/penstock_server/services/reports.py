@@ -57,6 +57,10 @@ class Reports:
         self.released: frozenset[str] = frozenset()
         """Pservers that had their time to end by themselves after their trainers: they are not wanted any more."""
 
+    async def settled(self) -> None:
+        """Return once no report is being written."""
+        await self._group.settled()
+
     async def hello(self, node_id: str, hello: Hello) -> set[str]:
         """Note that an agent connected; return the replicas that it should have and does not."""
         async with self._db.write() as tx:

@@ -7,6 +7,7 @@ request and no pipeline waits for it. After a restart the spans of jobs that go 
 from __future__ import annotations
 
 import secrets
+import threading
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 SEND_EVERY_MS = 1000
+MOST_WAITING = 1 << 15
+"""Spans, until they are sent: beyond them, they are dropped."""
+CLOSE_S = 3.0
+BATCH = 500
+"""Events that are read at once."""
 
 
 class Sink(Protocol):
@@ -33,7 +39,7 @@ class Sink(Protocol):
         """Have a span sent."""
 
     def close(self) -> None:
-        """Send what is left. Waits for it, some seconds at most."""
+        """Send what is left. Waits for it, `CLOSE_S` at most."""
 
 
 class Collector:
@@ -50,7 +56,7 @@ class Collector:
             ) from error
         self._resource = Resource.create({"service.name": "penstock-server", "service.version": __version__})
         exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=5)
-        self._batches = BatchSpanProcessor(exporter, schedule_delay_millis=SEND_EVERY_MS)
+        self._batches = BatchSpanProcessor(exporter, MOST_WAITING, schedule_delay_millis=SEND_EVERY_MS)
 
     def put(self, span: Span) -> None:
         """Have a span sent, with the next batch."""
@@ -72,7 +78,12 @@ class Collector:
         self._batches.on_end(made)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send what is left; what a collector does not take by then is dropped."""
+        closing = threading.Thread(target=self._shut_down, name="traces-close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
+
+    def _shut_down(self) -> None:
         self._batches.shutdown()  # type: ignore[no-untyped-call]  # OpenTelemetry's has no annotations
 
 
@@ -107,13 +118,19 @@ class Traces:
                 raise
 
     async def _send(self, job_id: str) -> None:
+        while await self._send_some(job_id):
+            pass
+
+    async def _send_some(self, job_id: str) -> bool:
+        """Send the spans that the next events of a job end. Return whether there may be more."""
         assert self._sink is not None
         seen = self._seen.get(job_id) or Seen()
+        of = EventRow
+        new = select(of).where(of.job_id == job_id, of.id > seen.newest).order_by(of.id).limit(BATCH)
         async with self._db.read() as session:
             job = await session.get(JobRow, job_id)
             if job is None:
-                return
-            new = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > seen.newest).order_by(EventRow.id)
+                return False
             events = (await session.scalars(new)).all()
             who = await session.execute(
                 select(ReplicaRow.id, ReplicaRow.role, ReplicaRow.index, ReplicaRow.attempt, NodeRow.name)
@@ -129,10 +146,12 @@ class Traces:
         for span in spans_of(job_id, job.name, events, subjects, seen):
             self._sink.put(span)
         goes_on = any(e.kind == "replica" and e.to_state not in TERMINAL_REPLICA for e in seen.last.values())
-        if goes_on or job.state not in TERMINAL_JOB:
+        is_whole = len(events) == BATCH
+        if is_whole or goes_on or job.state not in TERMINAL_JOB:
             self._seen[job_id] = seen
         else:
             self._seen.pop(job_id, None)
+        return is_whole
 
     def submitted(self, job_id: str, traceparent: str | None, since: datetime) -> None:
         """Send a submission's span: in its caller's trace, if it has named one, with a link to the job's."""
