@@ -41,6 +41,18 @@ def decayed_adam() -> Any:
     return fluid.optimizer.Adam(fluid.layers.exponential_decay(0.05, 1, 0.5))
 
 
+def switched_sgd() -> Any:
+    step = fluid.layers.autoincreased_step_counter()
+    rate = fluid.layers.create_global_var([1], 0.1, "float32", persistable=True, name="rate")
+    bound = fluid.layers.fill_constant([1], "int64", 3)
+    with fluid.layers.Switch() as switch:
+        with switch.case(fluid.layers.less_than(step, bound)):
+            fluid.layers.assign(fluid.layers.fill_constant([1], "float32", 0.2), rate)
+        with switch.default():
+            fluid.layers.assign(fluid.layers.fill_constant([1], "float32", 0.05), rate)
+    return fluid.optimizer.SGD(rate)
+
+
 def sgd() -> Any:
     return fluid.optimizer.SGD(0.1)
 
@@ -143,6 +155,14 @@ def test_prepared_steps_train_as_python_does_to_the_bit(start: Start, mode: PsMo
 
 
 @pytest.mark.parametrize("make", [momentum, decayed_adam])
+def test_rounds_with_control_flow_are_pythons(start: Start) -> None:
+    job = start("sync", make=switched_sgd)
+    for seed in range(5):
+        step(job, seed)
+    assert num_native(job) == 0
+    assert not job.storages[0].is_preparable  # type: ignore[attr-defined]
+
+
 def test_rounds_of_two_trainers_are_as_in_python_to_the_bit(start: Start, make: Any) -> None:
     found = []
     for natively in (False, True):

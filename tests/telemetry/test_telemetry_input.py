@@ -58,6 +58,12 @@ def test_an_event_that_comes_after_its_turn_is_sent_once() -> None:
     assert choose(sampler, work((10, 60)), (40, 55)) == [(0, 50), (10, 60)]
 
 
+def test_turns_that_do_not_meet_stay_two() -> None:
+    sampler = InputSampler()
+    choose(sampler, work(), (1000, 2000))
+    assert choose(sampler, work((120, 130), (300, 400)), (100, 150)) == [(120, 130)]
+
+
 def test_what_is_older_than_any_step_to_come_is_forgotten() -> None:
     sampler = InputSampler()
     assert choose(sampler, work((0, 50), (KEPT_NS, KEPT_NS + 50)), now=KEPT_NS + 55) == []

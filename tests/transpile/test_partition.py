@@ -158,3 +158,12 @@ def test_an_update_by_the_norm_of_its_parameter_is_not_cut() -> None:
     update = Partition(main).update("w")
     assert {name.split(".")[1] for name in update.state} == {"moment1", "moment2"}
     assert not update.row_wise
+
+
+def test_states_that_the_backward_pass_reads_are_refused() -> None:
+    def make() -> Any:
+        return opt.DGCMomentumOptimizer(0.1, 0.9, rampup_begin_step=0)
+
+    main = tower(make, width=20_000).main
+    with pytest.raises(ProgramError, match="DGCMomentumOptimizer trains without servers"):
+        Partition(main)

@@ -51,6 +51,13 @@ const us = (values: Iterable<number>) => [...values].map((ns) => ns / 1000);
 const shapes = (lanes: readonly Lane[]) =>
   lanes.map((lane) => [lane.key, us(lane.start), us(lane.duration), [...lane.op]]);
 
+test("what a thread did long before a step is not the step's", () => {
+  const store = new InputStore();
+  store.ingest(frame(1, 0, [WAIT, 0, 0, 900], [BATCH, 0, 900, 1000]));
+  expect(traced(store, 1100).input).toHaveLength(2);
+  expect(traced(store, 2_000_000).input).toHaveLength(0);
+});
+
 describe("the data feed of a step", () => {
   const store = new InputStore();
   store.ingest(

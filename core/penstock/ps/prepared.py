@@ -15,9 +15,9 @@ Python    during a hold (`held`), which begins when nothing native is under way 
 A step that waits for those of others is handed to Python by any hold, and after 250 ms in any case, as if it had just
 come; so leases, stragglers, meetings and joins are Python's alone. What does not fit goes to Python too: another round
 or epoch, a repetition, a push of other blocks, messages in parts, 8 MiB of gradients or more. Nothing is prepared where
-Python has something to do at every step: a log, tables, delay compensation, a round block that needs sizes, GEO, staged
-values, or a machine that is not at rest (a member that starts with a later round or is expected back, a meeting, a
-refusal, a request that waits).
+Python has something to do at every step: a log, tables, delay compensation, a round block that needs sizes or has
+control flow, GEO, staged values, or a machine that is not at rest (a member that starts with a later round or is
+expected back, a meeting, a refusal, a request that waits).
 
 Leases: each request that is carried out renews its sender's, as of when it came, in the machine with the next hold.
 A failed update leaves blocks half done, as it does in Python: nothing is prepared any more, and the server ends.

@@ -71,7 +71,7 @@ class InputSampler:
 
         `sampled`: of the steps that were sampled since the last call, as (begin, end).
         """
-        for turn in sampled:
+        for turn in sorted(sampled):
             self._note(turn)
         while self._turns and self._turns[0][1] < now_ns - KEPT_NS:
             self._turns.popleft()
@@ -85,7 +85,7 @@ class InputSampler:
 
     def _note(self, turn: Turn) -> None:
         """Remember a turn; those that follow one another, as of steps that are recorded in full, are one."""
-        if self._turns and self._turns[-1][1] >= turn[0]:
+        if self._turns and self._turns[-1][1] >= turn[0] and turn[1] >= self._turns[-1][0]:
             begin, end = self._turns.pop()
             turn = (min(begin, turn[0]), max(end, turn[1]))
         self._turns.append(turn)

@@ -124,6 +124,7 @@ class Watched(Session):
         self._watches: list[LiveWatch] = []
         self._exchange = ExchangeWatch()
         self._input, self._inputs = InputTrace(), InputSampler()
+        self._turns: list[Turn] = []  # of watches that were closed since the last tick
         self._scalars: deque[dict[str, Any]] = deque()
         self._progress: dict[str, Any] | None = None
         self._started = self._closed = False
@@ -224,6 +225,8 @@ class Watched(Session):
                 self._post_exchange(math.inf)  # what is left, before GOODBYE
                 for watch in list(self._watches):
                     self._close_watch(watch)
+                turns, self._turns = self._turns, []
+            self._post_input(turns)
             self._sender.post([message(Kind.GOODBYE, self._outcome().body(), t0_ns=time.time_ns())])
         except Exception:  # noqa: BLE001 - a boundary: a fault of the telemetry must not end the training
             _log.exception("telemetry failed and is switched off; training goes on")
@@ -237,9 +240,9 @@ class Watched(Session):
         """Drain every source, and hand what there is to the sender."""
         began_s = time.thread_time()
         sample_s = 0.0
-        turns: list[Turn] = []
         self.sampler.in_full = self._is_asked_for_all()
         with self._lock:
+            turns, self._turns = self._turns, []
             for watch, got in [(watch, self._collect(watch)) for watch in list(self._watches)]:
                 items, packing_s = _pack(got.drafts)
                 sample_s += got.sample_cpu_ns / 1e9 + packing_s
@@ -303,6 +306,7 @@ class Watched(Session):
             items += self._metrics(watch, watch.thinner.add(got.rows, interval_s=0.0))
             items += self._metrics(watch, watch.thinner.flush())
             self._sender.post(items, lost_events=got.lost)
+            self._turns += got.turns  # what the data feed did for them follows with the next tick
             self._detach(watch)
 
     def _detach(self, watch: LiveWatch) -> None:

@@ -78,6 +78,7 @@ class Partition:
         _refuse_second(pairs)
         if not by_trainers:
             self._refuse_foreign_numbers()
+            self._refuse_states_in_trainers({parameter for parameter, _ in pairs}, remote)
         self.shared_state = self._shared_state()
         self.updates = tuple(self._update(parameter, gradient, remote) for parameter, gradient in pairs)
 
@@ -113,6 +114,19 @@ class Partition:
                 if name not in made and not _is_number(self.program.variables[name]):
                     raise ProgramError(
                         f"{_UNSUPPORTED}: operator {op.name!r} ({op.source}) {_reads_foreign(op, name)}",
+                        operator=op.name,
+                        variable=name,
+                    )
+
+    def _refuse_states_in_trainers(self, parameters: set[str], remote: Iterable[Operator]) -> None:
+        """Refuse a program whose backward pass reads what only servers would write, such as a momentum."""
+        written = {name for op in remote if op.role_vars for name in op.output_arg_names} - parameters
+        for op in self.compute:
+            for name in op.input_names():
+                if name in written and self.program.variables[name].persistable:
+                    raise ProgramError(
+                        f"{_UNSUPPORTED}: operator {op.name!r} ({op.source}) of the trainers reads {name!r}, which the "
+                        "servers would update: DGCMomentumOptimizer trains without servers, or with GEO",
                         operator=op.name,
                         variable=name,
                     )

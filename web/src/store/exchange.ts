@@ -10,7 +10,7 @@ import type { Waited } from "./ranks";
 
 export const WINDOW_MS = 10_000;
 /** Frames come twice a second while something changes; later than this nothing did. */
-const SETTLED_MS = 1500;
+export const SETTLED_MS = 1500;
 const MOST_WAITS = 2000;
 const FIELDS = 7;
 const [CALLS, SENT, RECEIVED, WAIT, RETRIES, STALENESS, MERGES] = [0, 1, 2, 3, 4, 5, 6] as const;

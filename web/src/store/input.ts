@@ -8,6 +8,8 @@ const MOST_FRAMES = 4000;
 const [BATCH, WAIT] = [1, 2] as const;
 /** A batch is made as soon as it is there. */
 const NEXT_NS = 1e6;
+/** A step begins at most so long after its batch is there. */
+const NEAR_NS = 100e6;
 
 interface Chunk {
   readonly t0Ns: bigint;
@@ -83,7 +85,7 @@ function spanOf(frame: Frame): number {
 function beginOf(events: readonly InputEvent[]): number {
   const mine = events.filter((one) => !isReader(one.thread) && one.start < 0);
   const last = mine.at(-1);
-  if (last === undefined) return 0;
+  if (last === undefined || last.end < -NEAR_NS) return 0; // of an earlier step: this one had its batch already
   const before = mine.findLast((one) => one.thread === last.thread && one !== last);
   const waited = last.work === BATCH && before?.work === WAIT && last.start - before.end < NEXT_NS;
   return waited && before !== undefined ? before.start : last.start;

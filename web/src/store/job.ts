@@ -244,7 +244,7 @@ export class JobStore {
         if (this.input.ingest(frame)) this.#note("step");
         break;
       case Kind.EXCHANGE:
-        this.tables.ingest(frame);
+        this.tables.ingest(frame, performance.now());
         if (this.exchange.ingest(frame, now)) this.#note("sync");
         break;
       case Kind.GAP:

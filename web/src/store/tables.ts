@@ -6,7 +6,7 @@
  */
 import type { Frame } from "../codec";
 import type { Job } from "../types";
-import { newestOf, WINDOW_MS } from "./exchange";
+import { newestOf, SETTLED_MS, WINDOW_MS } from "./exchange";
 
 const MOST_HOT = 16;
 const NUMBERS = ["width", "capacity", "rows", "held_bytes", "pulled", "absent", "pushed", "sampled", "missed"] as const;
@@ -17,6 +17,8 @@ type Sums = Readonly<Record<(typeof NUMBERS)[number], number>> & {
 
 interface Report {
   readonly atMs: number;
+  /** By this page's clock. */
+  readonly arrivedMs: number;
   readonly tables: ReadonlyMap<string, Sums>;
 }
 
@@ -62,8 +64,8 @@ interface Part {
 export class TableStore {
   #tracks = new Map<number, Report[]>();
 
-  ingest(frame: Frame): void {
-    const report = read(frame);
+  ingest(frame: Frame, nowMs: number): void {
+    const report = read(frame, nowMs);
     if (report === null) return;
     const track = this.#tracks.get(frame.stream) ?? [];
     track.push(report);
@@ -71,22 +73,26 @@ export class TableStore {
     this.#tracks.set(frame.stream, track);
   }
 
-  /** Tables by name; none while no server of the job has reported any. */
-  rows(job: Job): TableRow[] {
+  /** Tables by name; none while no server of the job has reported any. `over`: the job is, and has no rates. */
+  rows(job: Job, over: boolean, nowMs: number): TableRow[] {
     const found = new Map<string, Part[]>();
     for (const replica of newestOf(job.replicas)) {
       const track = this.#tracks.get(replica.stream);
       if (replica.role !== "pserver" || track === undefined) continue;
-      for (const [name, part] of partsOf(track, replica.index)) found.set(name, [...(found.get(name) ?? []), part]);
+      for (const [name, part] of partsOf(track, replica.index, over, nowMs))
+        found.set(name, [...(found.get(name) ?? []), part]);
     }
     return [...found].sort(([a], [b]) => (a < b ? -1 : 1)).map(([name, parts]) => rowOf(name, parts));
   }
 }
 
-function partsOf(track: readonly Report[], pserver: number): [string, Part][] {
-  const [first, last] = [track[0], track.at(-1)];
-  if (first === undefined || last === undefined) return [];
-  const seconds = (last.atMs - first.atMs) / 1000;
+function partsOf(track: readonly Report[], pserver: number, over: boolean, nowMs: number): [string, Part][] {
+  const last = track.at(-1);
+  if (last === undefined) return [];
+  // Nothing new for a while: the window moves on, by this page's clock, and what is in it becomes less.
+  const endMs = last.atMs + Math.max(0, nowMs - last.arrivedMs - SETTLED_MS);
+  const first = track.findLast((one) => one.atMs <= endMs - WINDOW_MS) ?? track[0] ?? last;
+  const seconds = over || track.length < 2 ? 0 : Math.min(endMs - first.atMs, WINDOW_MS + SETTLED_MS) / 1000;
   return [...last.tables].map(([name, now]) => {
     const before = first.tables.get(name);
     const per = (field: "pulled" | "pushed") => Math.max(0, now[field] - (before?.[field] ?? 0)) / seconds;
@@ -121,10 +127,15 @@ function rowOf(name: string, given: readonly Part[]): TableRow {
   };
 }
 
-/** A server's sample stands for its newest pushes, and so for its share of all. */
+/**
+ * A server's sample stands for its newest pushes, and so for its share of all. An id that was pushed no more often than
+ * its count may be wrong does not stand out.
+ */
 function hotOf({ pserver, now }: Part, pushed: number): HotId[] {
   const weight = now.pushed / Math.max(1, pushed) / Math.max(1, now.sampled);
-  return now.hot.map(([id, pushes]) => ({ id, share: pushes * weight, pserver }));
+  return now.hot
+    .filter(([, pushes]) => pushes > now.missed)
+    .map(([id, pushes]) => ({ id, share: pushes * weight, pserver }));
 }
 
 function skewOf(sizes: readonly number[]): number {
@@ -132,7 +143,7 @@ function skewOf(sizes: readonly number[]): number {
   return sum === 0 ? 1 : (Math.max(...sizes) * sizes.length) / sum;
 }
 
-function read(frame: Frame): Report | null {
+function read(frame: Frame, arrivedMs: number): Report | null {
   const { tables } = frame.body as { readonly tables?: unknown };
   if (!Array.isArray(tables)) return null;
   const found = new Map<string, Sums>();
@@ -141,7 +152,7 @@ function read(frame: Frame): Report | null {
     if (sums === null) return null;
     found.set(...sums);
   }
-  return { atMs: Number(frame.t0Ns / 1_000_000n), tables: found };
+  return { atMs: Number(frame.t0Ns / 1_000_000n), arrivedMs, tables: found };
 }
 
 function sumsOf(one: unknown): [string, Sums] | null {

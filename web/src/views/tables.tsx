@@ -3,7 +3,7 @@ import { bytes, compact, integer, percent, plural } from "../format";
 import { Head } from "../parts/basics";
 import { useHeldOrder } from "../parts/held";
 import { setQuery, url } from "../router";
-import type { JobStore } from "../store/job";
+import { isTerminal, type JobStore } from "../store/job";
 import type { HotId, TableRow } from "../store/tables";
 
 /** A part this much larger than the mean is worth a mark. */
@@ -12,7 +12,7 @@ const UNEVEN = 1.5;
 export function tablesOf(store: JobStore): TableRow[] {
   store.syncVersion.value;
   const job = store.job.value;
-  return job === null ? [] : store.tables.rows(job);
+  return job === null ? [] : store.tables.rows(job, isTerminal(job), performance.now());
 }
 
 export function Tables({ store }: { store: JobStore }) {
@@ -119,7 +119,7 @@ function Facts({ row }: { row: TableRow }) {
                 <i class="meter c-forward" style={{ width: `${(part.rows / mostRows) * 100}%` }} />
               </td>
               <td class="num">{compact(part.pushed)} pushed</td>
-              <td class="meter-cell">
+              <td class="meter-cell tiny-hide">
                 <i class="meter" style={{ width: `${(part.pushed / mostPushes) * 100}%` }} />
               </td>
               <td class="num tiny-hide">{bytes(part.bytes)}</td>

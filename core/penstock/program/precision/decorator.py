@@ -14,6 +14,7 @@ import torch
 from penstock.errors import SpecError
 from penstock.program.operator_types import BlockOperator
 from penstock.program.optimizers.base import Minimizer, Optimizer, Pair
+from penstock.program.optimizers.compressed import DGCMomentumOptimizer
 from penstock.program.precision.halves import in_half
 from penstock.program.precision.lists import AutoMixedPrecisionLists
 from penstock.program.precision.scaling import LossScaling, ScalingRule
@@ -120,7 +121,11 @@ def decorate(
     half = dtype or ("float16" if torch.cuda.is_available() else "bfloat16")
     if half not in _HALVES:
         raise SpecError(f"decorate: dtype is {dtype!r}; expected one of {', '.join(_HALVES)}")
-    _innermost(optimizer)
+    if isinstance(_innermost(optimizer), DGCMomentumOptimizer):
+        raise SpecError(
+            "decorate: DGCMomentumOptimizer chooses what is exchanged before gradients are unscaled, so one that is "
+            "not finite would stay in its sums for ever; use MomentumOptimizer"
+        )
     steps = (incr_every_n_steps, decr_every_n_nan_or_inf)
     rule = ScalingRule(float(init_loss_scaling), use_dynamic_loss_scaling, *steps, incr_ratio, decr_ratio)
     rule.check()

@@ -189,11 +189,11 @@ uint64_t Table::read(const int64_t* ids, uint64_t count, uint32_t stride, Copy c
 
 void Table::pull(const int64_t* ids, uint64_t count, float* out, bool create, uint32_t now) {
   const bool makes = create && settings_.admit_after == 0;
+  pulled_.fetch_add(count, std::memory_order_relaxed);  // before those that are absent: never fewer
   with_length(settings_.width, [&](auto length) {
     const auto copy = [=](const float* row, float* to) { std::memcpy(to, row, length * sizeof(float)); };
-    absent_.fetch_add(read<false>(ids, count, length, copy, out, makes, now), std::memory_order_relaxed);
+    absent_.fetch_add(read<false>(ids, count, length, copy, out, makes, now), std::memory_order_release);
   });
-  pulled_.fetch_add(count, std::memory_order_relaxed);
 }
 
 void Table::note_push(const int64_t* ids, uint64_t count) {

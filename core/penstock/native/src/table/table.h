@@ -98,8 +98,8 @@ class Table {
   // Count a push that was made by `gather` and `scatter`.
   void note_push(const int64_t* ids, uint64_t count);
   Traffic traffic() const {
-    return {pulled_.load(std::memory_order_relaxed), absent_.load(std::memory_order_relaxed),
-            pushed_.load(std::memory_order_relaxed)};
+    const uint64_t absent = absent_.load(std::memory_order_acquire);  // first: each of them was counted as pulled
+    return {pulled_.load(std::memory_order_relaxed), absent, pushed_.load(std::memory_order_relaxed)};
   }
   // The ids that are pushed most; their keys are ids here.
   HotKeys::Found hot(std::size_t most) const;
