@@ -154,7 +154,6 @@ def test_prepared_steps_train_as_python_does_to_the_bit(start: Start, mode: PsMo
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("make", [momentum, decayed_adam])
 def test_rounds_with_control_flow_are_pythons(start: Start) -> None:
     job = start("sync", make=switched_sgd)
     for seed in range(5):
@@ -163,6 +162,7 @@ def test_rounds_with_control_flow_are_pythons(start: Start) -> None:
     assert not job.storages[0].is_preparable  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("make", [momentum, decayed_adam])
 def test_rounds_of_two_trainers_are_as_in_python_to_the_bit(start: Start, make: Any) -> None:
     found = []
     for natively in (False, True):

@@ -139,7 +139,7 @@ def test_a_gradient_that_no_update_uses_stays_with_the_trainer() -> None:
 
 def test_optimizers_of_this_table_are_all_that_there_are() -> None:
     known = {c.kind for c in vars(opt).values() if isinstance(c, type) and issubclass(c, Optimizer)}
-    assert known == {*OPTIMIZERS, "lamb", "dpsgd", "optimizer"}
+    assert known == {*OPTIMIZERS, "lamb", "dpsgd", "dgc_momentum", "optimizer"}
 
 
 def test_an_update_with_noise_is_refused() -> None:
