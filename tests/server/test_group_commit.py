@@ -69,25 +69,24 @@ async def test_answer_comes_after_the_commit(database: Database) -> None:
 
 
 async def test_writer_that_is_cancelled_answers_all(database: Database) -> None:
-    writer = Writer(database)
-    apply, begun = writer.group._apply, asyncio.Event()
+    writer, begun = Writer(database), asyncio.Event()
 
     async def alone(tx: Tx, names: Sequence[str]) -> Sequence[Outcome]:
         if len(names) == 1:
             begun.set()
             await asyncio.sleep(60)
-        return await apply(tx, names)
+        return await writer.apply(tx, names)
 
-    writer.group._apply = alone
+    group = GroupCommit(database, alone, most=16, gather_s=0.0)
     async with database.write():
-        tasks = [asyncio.create_task(writer.group.put(name)) for name in ("breaks", "a", "b")]
+        tasks = [asyncio.create_task(group.put(name)) for name in ("breaks", "a", "b")]
         await until_async(lambda: database.lock.num_waiting == 1)
     await begun.wait()
-    assert writer.group._writer is not None
-    writer.group._writer.cancel()
+    assert group._writer is not None
+    group._writer.cancel()
     found = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(one, DatabaseAway) for one in found), found
-    await writer.group.settled()
+    await group.settled()
 
 
 async def test_a_long_line_is_several_transactions(database: Database) -> None:

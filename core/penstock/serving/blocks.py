@@ -74,6 +74,11 @@ class PreparedBlock:
         """Whether an operator takes a size that is known at a run only."""
         return any(_sized(a) for call in self._calls for _, a in call.late)
 
+    @property
+    def needs_python(self) -> bool:
+        """Whether native code cannot run it: it needs sizes, or has control flow, whose kernel is Python."""
+        return self.needs_sizes or any(call.operator.type.startswith("penstock.control") for call in self._calls)
+
     def run(self, fed: Mapping[str, torch.Tensor], symbols: Mapping[str, int] | None = None) -> Env:
         """Run all operators; return every tensor by name. Raises OperatorError; writes before it remain."""
         env: Env = {**self.bound, **fed}

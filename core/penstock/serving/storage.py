@@ -34,7 +34,6 @@ from penstock.transpile.pserver import Served, ServerDescription, describe, pull
 from penstock.transpile.tables import is_scratch, is_state
 
 NUMBERS, COUNTS = "numbers", "counts"
-_CONTROL = "penstock.control"  # its kernel is Python
 _ROUND = "\0round"  # no block's name
 Tensors = dict[str, torch.Tensor]
 
@@ -68,7 +67,6 @@ class ProgramStorage:
         round_operators = operators.get(description.round_block, []) if description.round_block else []
         self._numbers = _persistables(program, scope, round_operators)
         self._round = PreparedBlock(program, round_operators, self._numbers)
-        self._round_is_native = not any(op.type.startswith(_CONTROL) for op in round_operators)
         before = BlockUpdate(_ROUND, round_operators, self._numbers, ()) if round_operators else None
         self._plans = UpdatePlans(updates, num_threads=usable_cores(), round=before)
         self._round_lock = threading.Lock()
@@ -139,9 +137,7 @@ class ProgramStorage:
     @property
     def is_preparable(self) -> bool:
         """Whether native code can run every update: no table, nothing that pulls change, no control flow."""
-        return (
-            self._round_is_native and not self._round.needs_sizes and all(name in self._plans for name in self._blocks)
-        )
+        return not self._round.needs_python and all(name in self._plans for name in self._blocks)
 
     def prepared_update(self, blocks: Sequence[str], *, begins_round: bool) -> PreparedUpdate:
         """Return the update of these blocks for native code. One of them is run at a time, with the blocks' locks.
