@@ -159,7 +159,7 @@ def test_what_cannot_be_recorded_is_refused() -> None:
             L.py_func(np.abs, "x", None)
         with pytest.raises(ArgumentError, match="3 is no function"):
             L.py_func(3, x, None)
-        with pytest.raises(ProgramError, match=r"has \['mul_0\.tmp_0'\]; expected some of \['x', 'b'\]"):
+        with pytest.raises(ProgramError, match=r"has \['aten_mul_0\.tmp_0'\]; expected some of \['x', 'b'\]"):
             L.py_func(np.abs, x, tmp("b", [-1, 3]), np.abs, x * 2)
         with pytest.raises(ProgramError, match="give them by create_var"):
             L.py_func(np.abs, x, tmp("c", [-1, 3, -1]))

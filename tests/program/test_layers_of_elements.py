@@ -189,7 +189,7 @@ def test_a_transposed_convolution_equals_torch(more: dict[str, Any]) -> None:
 def test_sizes_that_depend_on_data_are_refused() -> None:
     with fluid.program_guard(fluid.Program(), fluid.Program()):
         x = fluid.layers.data("x", [3])
-        with pytest.raises(ProgramError, match="range of variables has a size that depends on data"):
+        with pytest.raises(ProgramError, match=r"range: end has the shape .*expected one element"):
             L.range(0, x, 1, "int64")
         with pytest.raises(ProgramError, match=r"create_tensor\(persistable=True\)"):
             L.create_tensor("float32", persistable=True)

@@ -137,7 +137,7 @@ def test_variables_of_two_programs_do_not_mix() -> None:
     _, left = record(lambda x: x)
     _, right = record(torch.tanh)
     with pytest.raises(
-        ProgramError, match=r"test_recorder_refusals\.py:\d+: 'tanh_0.tmp_0' belongs to another program"
+        ProgramError, match=r"test_recorder_refusals\.py:\d+: 'aten_tanh_0.tmp_0' belongs to another program"
     ):
         torch.add(left, right)
 

@@ -319,7 +319,7 @@ def test_only_lookups_of_inputs_are_foreseen(tmp_path: Path) -> None:
 class Batches:
     """A pass of numbers."""
 
-    slots = ()
+    slots, gathers = (), False
 
     def __init__(self, numbers: list[Any]) -> None:
         self.numbers, self.taken = numbers, 0

@@ -485,7 +485,8 @@ def sequence_rows() -> Pairs:
 
 
 def test_every_operator_is_compared_with_torch() -> None:
-    assert registered() == ORACLES.keys()
+    of_regions = {name for name in registered() if name.startswith("roi_")}  # tests/program/test_layers_of_regions.py
+    assert registered() - of_regions == ORACLES.keys()
 
 
 @pytest.mark.parametrize("name", sorted(ORACLES))
