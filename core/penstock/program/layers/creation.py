@@ -87,7 +87,7 @@ def range(start: Any, end: Any, step: Any, dtype: str) -> Any:
     """
     given, kind = (start, end, step), dtype_named(dtype)
     for name, v in zip(("start", "end", "step"), given, strict=True):
-        if isinstance(v, Variable) and any(isinstance(size, int) and size > 1 for size in v.shape):
+        if isinstance(v, Variable) and any(size > 1 for size in v.shape):
             raise ProgramError(f"{user_line()}: range: {name} has the shape {list(v.shape)}; expected one element")
     if any(isinstance(v, Variable) for v in given):
         return _range_of_data(given, kind)
