@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 WHO = pytest.mark.parametrize("authenticated", [True, False], ids=["authenticated", "anonymous"])
 
 
-PHASES = ("coverage", "fuzzing", "stateful")
+PHASES = ("examples", "coverage", "fuzzing", "stateful")
 
 
 def check(outcome: Outcome, described: int) -> None:

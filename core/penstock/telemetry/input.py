@@ -10,6 +10,7 @@ sampled are.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -33,7 +34,8 @@ class InputTrace:
 
     def __init__(self) -> None:
         self._added: deque[tuple[int, int, int, int]] = deque(maxlen=MOST)
-        self._readers: tuple[Callable[[], Events], ...] = ()
+        self._readers: tuple[Callable[[], Events], ...] = ()  # replaced under the lock; read as it is
+        self._lock = threading.Lock()
         self._numbers = itertools.count()
 
     def add(self, work: Work, thread: int, begin_ns: int, end_ns: int) -> None:
@@ -46,11 +48,13 @@ class InputTrace:
 
     def add_reader(self, reader: Callable[[], Events]) -> None:
         """Drain a reader's events, too, from now on. It is called by the drain thread."""
-        self._readers = (*self._readers, reader)
+        with self._lock:
+            self._readers = (*self._readers, reader)
 
     def remove_reader(self, reader: Callable[[], Events]) -> None:
         """Drain a reader, which has ended, a last time."""
-        self._readers = tuple(one for one in self._readers if one != reader)
+        with self._lock:
+            self._readers = tuple(one for one in self._readers if one != reader)
         self._added.extend(tuple(event) for event in reader().tolist())
 
     def drain(self) -> Events:

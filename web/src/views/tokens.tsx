@@ -31,7 +31,7 @@ export function TokensPage() {
       {error !== null && <ErrorCard error={error} retry={() => void load()} />}
       <NewToken make={load} />
       <div class="card">
-        {valid.length === 0 ? (
+        {tokens !== null && valid.length === 0 ? (
           <Empty title="There are no tokens" />
         ) : (
           <TokenTable tokens={valid} revoke={(token) => void load(() => api.revokeToken(token.id))} />

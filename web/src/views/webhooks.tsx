@@ -1,26 +1,23 @@
 /** Webhooks: where changes of jobs' states are posted to; created, tested, enabled and removed by administrators. */
 import { useEffect, useState } from "preact/hooks";
-import { ApiError, api } from "../api";
+import { api } from "../api";
 import { plural } from "../format";
 import { Empty, ErrorCard, Head } from "../parts/basics";
 import { standing } from "../store/webhooks";
 import type { WebhookRow } from "../types";
+import { useLoaded } from "./loaded";
 
 type Guarded = (act: () => Promise<unknown>) => Promise<void>;
 
 export function WebhooksPage() {
   const [hooks, setHooks] = useState<readonly WebhookRow[] | null>(null);
-  const [error, setError] = useState<ApiError | null>(null);
-  const guarded: Guarded = async (act) => {
-    try {
+  const loaded = useLoaded();
+  const { error } = loaded;
+  const guarded: Guarded = (act) =>
+    loaded.guarded(async () => {
       await act();
       setHooks((await api.webhooks()).items);
-      setError(null);
-    } catch (failure) {
-      if (!(failure instanceof ApiError)) throw failure;
-      setError(failure);
-    }
-  };
+    });
   const load = () => guarded(async () => {});
   useEffect(() => void load(), []);
   return (
@@ -36,10 +33,10 @@ export function WebhooksPage() {
       {error !== null && <ErrorCard error={error} retry={() => void load()} />}
       <NewWebhook make={guarded} />
       <div class="card">
-        {hooks === null || hooks.length === 0 ? (
+        {hooks?.length === 0 ? (
           <Empty title="There are no webhooks" />
         ) : (
-          <WebhookTable hooks={hooks} guarded={guarded} />
+          <WebhookTable hooks={hooks ?? []} guarded={guarded} />
         )}
       </div>
     </main>
