@@ -70,10 +70,8 @@ def require_allowed(host: str, addresses: Iterable[str], allowed: Sequence[Netwo
     """Raise Refused if one of a host's addresses may not be connected to."""
     for text in addresses:
         if not is_allowed(ipaddress.ip_address(text.partition("%")[0]), allowed):
-            raise Refused(
-                f"{host} has the address {text}, which is not public; an operator may allow its network with "
-                "PENSTOCK_SERVER_WEBHOOK_ALLOW"
-            )
+            what = f"{host} has the address {text}, which is not public" if host != text else f"{host} is not public"
+            raise Refused(f"{what}; an operator may allow its network with PENSTOCK_SERVER_WEBHOOK_ALLOW")
 
 
 class _Checked(httpcore.AsyncNetworkBackend):

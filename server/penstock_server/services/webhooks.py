@@ -114,8 +114,7 @@ class Webhooks:
         except ValueError:  # a name: it is resolved and checked at each attempt
             return
         except Refused as error:
-            hint = "give a public address, or have the operator allow its network"
-            raise Problem(409, "address_not_allowed", str(error), hint=hint) from error
+            raise Problem(409, "address_not_allowed", str(error), hint="give a public address") from error
 
     async def all(self, only: Projects = None) -> list[schemas.Webhook]:
         """List webhooks, oldest first."""
