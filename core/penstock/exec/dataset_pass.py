@@ -366,7 +366,7 @@ class _Pass:
     def _train_one(
         self, step: Step, names: Sequence[str], profile: Profile | None, thread: int
     ) -> tuple[int, list[Any]] | None:
-        begin_ns = time.time_ns()
+        begin, begin_ns = time.perf_counter(), time.time_ns()
         batch = self._run.take()
         if batch is None:
             return None
@@ -378,7 +378,7 @@ class _Pass:
                 self._trace.add(Work.WAIT, thread, begin_ns, taken_ns)
             self._trace.add(Work.BATCH, thread, begin_ns if self._run.gathers else taken_ns, end_ns)
         if profile is not None:
-            profile.read((end_ns - begin_ns) / 1e9)
+            profile.read(time.perf_counter() - begin)
         found = step(feed, names)
         self._run.used(batch)
         self._progress.trained(len(batch))
