@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,10 @@ from tests.engines.slurm_cluster import SlurmCluster
 from tests.support.waiting import until
 
 from penstock.cluster.provisioner import Phase
-from penstock.cluster.slurm import Slurm
+from penstock.cluster.slurm import Slurm, held_back, read_kill_wait
 
 NODES = 3
+KILL_WAIT_S = 5.0  # as slurm.conf has it
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +89,21 @@ def test_nodes_set_down_end_their_pilots_on_them(cluster: SlurmCluster, engine: 
     wait_for(engine, handle, Phase.RUNNING, Phase.RUNNING)
     index, (_, node) = next(iter(cluster.tasks(handle).items()))
     cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    down = time.monotonic()
     until(lambda: cluster.tasks(handle)[index] not in (("RUNNING", node), ("COMPLETING", node)))
-    until(lambda: phases(engine, handle)[f"gang-{index}"] is Phase.RUNNING, "it was requeued to another node")
+    until(lambda: phases(engine, handle)[f"gang-{index}"] is Phase.RUNNING, "it was requeued")
+    # The node may have registered again, and have it: not before it is rid of the first, or Slurm drains the node.
+    assert time.monotonic() - down >= KILL_WAIT_S
+    assert not {"drain", "drng"} & set(cluster.states())
     cluster.resume(node)
+
+
+def test_a_held_task_is_told_from_others_that_wait() -> None:
+    held = "gang|1|PENDING|BeginTime||1795784300"
+    assert list(held_back(held)) == [("1", 1795784300.0)]
+    others = ("gang|1|PENDING|None||N/A", "gang|1|PENDING|Resources||1795784300", "gang|1|RUNNING|None|n|1795784300")
+    assert not [found for line in others for found in held_back(line)]
+    assert read_kill_wait("KeepAliveTime           = SYSTEM_DEFAULT\nKillWait                = 30 sec\n") == 30.0
 
 
 def preempted_by(

@@ -8,9 +8,12 @@ users' home folders are. Needs the commands of Slurm, 21.08 or newer; accounting
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +23,11 @@ from penstock.errors import SpecError
 COMMAND_LIMIT_S = 30.0
 LEEWAY_S = 60.0
 """How much longer than its pilot a task may run: the pilot joins first, and ends what it runs last."""
-HELD_BACK = ["PENDING", "BeginTime"]
+SLACK_S = 5.0
+"""Beyond KillWait, until a node has forgotten a task that was taken from it."""
+WORTH_S = 30.0
+"""What a release has to save: clocks here and of slurmctld may differ by as much, and none is put off forever."""
+_HELD_BACK = ("PENDING", "BeginTime")
 UNKNOWN_JOB = "Invalid job id"
 _PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 _RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
@@ -58,17 +65,23 @@ class Slurm:
     def poll(self, handle: str) -> tuple[Pilot, ...]:
         """Ask squeue, which knows ended tasks for MinJobAge (5 minutes unless configured).
 
-        A requeued task, which Slurm holds back for two minutes, is released: jobs wait for it.
+        A requeued task, which Slurm holds back for two minutes, is released earlier: jobs wait for it. Not at once:
+        a node that still ends the task that was taken from it refuses to start it again ("already running"), upon
+        which Slurm holds the task until someone releases it, and drains the node.
         """
         try:
-            lines = self._run("squeue", "-h", "-r", "-t", "all", "-j", handle, "-o", "%j|%K|%T|%r|%N").splitlines()
+            lines = self._run("squeue", "-h", "-r", "-t", "all", "-j", handle, "-o", "%j|%K|%T|%r|%N|%S").splitlines()
         except SpecError as error:
             if UNKNOWN_JOB in str(error):
                 return ()
             raise
-        for line in lines:
-            if line.split("|")[2:4] == HELD_BACK:
-                self._run("scontrol", "update", f"JobId={handle}_{line.split('|')[1]}", "StartTime=now")
+        held = {index: start_s for line in lines if line for index, start_s in held_back(line)}
+        if held:
+            wait_s = read_kill_wait(self._run("scontrol", "show", "config")) + SLACK_S
+            now_s = time.time()
+            for index, start_s in held.items():
+                if start_s - now_s > wait_s + WORTH_S:
+                    self._run("scontrol", "update", f"JobId={handle}_{index}", f"StartTime=now+{wait_s:.0f}")
         return tuple(read_pilot(line) for line in lines if line)
 
     def cancel(self, handle: str, names: Collection[str] = ()) -> None:
@@ -107,7 +120,7 @@ exec {agent} --name "$SLURM_JOB_NAME-$SLURM_ARRAY_TASK_ID" --state-dir "$folder"
         try:
             done = subprocess.run(
                 command, input=stdin, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False,
-                env=self.environ,
+                env={**(os.environ if self.environ is None else self.environ), "SLURM_TIME_FORMAT": "%s"},
             )  # fmt: skip
         except FileNotFoundError as error:
             raise SpecError(f"there is no {command[0]} on PATH: run this where Slurm's commands are") from error
@@ -125,9 +138,24 @@ def _refusal(command: Sequence[str], said: str) -> EngineAway | SpecError:
     return EngineAway(text) if is_unreachable else SpecError(text)
 
 
+def held_back(line: str) -> Iterator[tuple[str, float]]:
+    """Yield index and start of a task that waits for a time, given its line of squeue (see read_pilot)."""
+    _, index, state, reason, _, start_s = line.split("|")
+    if (state, reason) == _HELD_BACK and start_s.isdecimal():
+        yield index, float(start_s)
+
+
+def read_kill_wait(config: str) -> float:
+    """Return KillWait of `scontrol show config`: how many seconds a task has between SIGTERM and SIGKILL."""
+    found = re.search(r"^KillWait\s*=\s*(\d+)", config, re.MULTILINE)
+    if found is None:
+        raise SpecError("scontrol show config names no KillWait")
+    return float(found[1])
+
+
 def read_pilot(line: str) -> Pilot:
-    """Return what a line of `squeue -o %j|%K|%T|%r|%N` says: name, index, state, reason, node."""
-    name, index, state, reason, node = line.split("|")
+    """Return what a line of `squeue -o %j|%K|%T|%r|%N|%S` says: name, index, state, reason, node, start in seconds."""
+    name, index, state, reason, node, _ = line.split("|")
     where = f" on {node}" if node else ""
     if state in _PENDING:
         phase, detail = Phase.PENDING, reason
