@@ -107,7 +107,8 @@ class SlurmCluster:
         slurmd.wait()
         # its stepds first: they would report that the task ended
         proc.send(proc.with_environment(f"SLURMD_OF_TEST={self.folder}/node{index}"), signal.SIGKILL)
-        proc.send(proc.with_environment(f"SLURMD_NODENAME=node{index}"), signal.SIGKILL)
+        tasks = proc.with_environment(f"SLURMD_NODENAME=node{index}")
+        proc.send(set(tasks) & set(proc.with_environment(self.mark)), signal.SIGKILL)  # not another cluster's
         self.run("scontrol", "update", f"NodeName=node{index}", "State=DOWN", "Reason=crashed")
 
     def restore_node(self, index: int) -> None:
