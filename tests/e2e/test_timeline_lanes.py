@@ -90,7 +90,9 @@ def test_steps_recorded_in_full_are_shown_at_once(open_page: Open, feed: Feed) -
         feeder.steps(1, sampled=True, flags=FLAG_WHOLE_STEP | FLAG_IN_FULL)
     page = open_page(f"/jobs/{feeder.job_id}?tab=timeline").page
     one = lanes(page, 2)["trainer-0.0"]["slices"]
-    page.get_by_test_id("show-in-full").click()
+    shows = page.get_by_test_id("show-in-full")
+    expect(shows).to_have_text("Show steps 2 to 7 at once")  # until all have come it offers those that have
+    shows.click()
     page.wait_for_function("() => new URLSearchParams(location.search).get('step') === '2-7'")
     page.wait_for_function("n => window.__penstock.lanes()[0].slices > 5 * n", arg=one)
     expect(page.get_by_test_id("strip-text")).to_contain_text("replay of steps 2 to 7 · 6 sampled steps")
