@@ -73,6 +73,24 @@ def test_a_pass_notes_reads_waits_and_batches(trace: InputTrace, tmp_path: Path)
         assert read <= waited <= made
 
 
+def test_passes_that_are_open_at_once_share_no_lane(trace: InputTrace, tmp_path: Path) -> None:
+    _, _, x = _program()
+    runs = []
+    for _ in range(2):
+        dataset = fluid.DatasetFactory().create_dataset("QueueDataset")
+        dataset.set_use_var([x])
+        dataset.set_batch_size(ROWS)
+        dataset.set_filelist([_file(tmp_path)])
+        runs.append(dataset.open())
+    for run in runs:
+        assert run.take() is not None
+    for run in runs:
+        run.close()
+    threads = [thread for work, thread, *_ in _noted(trace) if work == "READ"]
+    assert sorted(set(threads)) == [FIRST_READER, FIRST_READER + 1]
+    assert trace.claim(1) == [FIRST_READER]  # given back
+
+
 def test_samples_in_memory_are_gathered_not_waited_for(trace: InputTrace, tmp_path: Path) -> None:
     main, startup, x = _program()
     exe = fluid.Executor(fluid.CPUPlace())

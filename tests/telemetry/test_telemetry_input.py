@@ -116,6 +116,17 @@ def test_a_reader_that_leaves_is_asked_a_last_time() -> None:
     assert len(trace.drain()) == 0
 
 
+def test_readers_of_two_data_sets_have_lanes_of_their_own() -> None:
+    trace = InputTrace()
+    first, second = trace.claim(2), trace.claim(1)
+    assert (first, second) == ([FIRST_READER, FIRST_READER + 1], [FIRST_READER + 2])
+    trace.release(first)
+    assert trace.claim(1) == [FIRST_READER]  # the next pass has the same
+    assert trace.claim(2) == [FIRST_READER + 1, FIRST_READER + 3]
+    with pytest.raises(ValueError, match="at most 32768 have lanes"):
+        trace.claim(FIRST_READER)
+
+
 def _marks(*rows: tuple[int, int, int]) -> Marks:
     return np.array([(step, T0 + begin, T0 + end, 8, math.nan) for step, begin, end in rows], MARK)
 

@@ -21,7 +21,7 @@ from tests.support.waiting import until
 from tests.support.yardstick import slowdown
 
 from penstock.protocol.contract import Managed
-from penstock.protocol.frames import COLUMNS, Column, Frame, Kind, decode
+from penstock.protocol.frames import COLUMNS, FIRST_READER, Column, Frame, Kind, Work, decode
 from penstock.protocol.graphdoc import GraphDocument
 from penstock.telemetry.process import decide
 from penstock.telemetry.sampling import BUDGET_BYTES_PER_S
@@ -292,6 +292,30 @@ def test_a_closed_watch_has_flushed_and_reads_its_source_no_more(agent: Agent, p
     session.close()
     until(lambda: agent.of(Kind.GOODBYE))
     assert agent.counted() == 3
+
+
+@pytest.mark.parametrize("end", ["goes on", "is closed"])
+def test_work_of_the_feed_arrives_with_its_step(agent: Agent, path: str, end: str) -> None:
+    session, source = Watched(managed(path)), Source(3)
+    watch = session.watch(source, name="train")
+    watch.graph(document(), from_step=0)
+    trace, step = session.input(), mark(0)
+    assert trace is not None
+    begin_ns = step["start_ns"]
+    trace.add(Work.READ, FIRST_READER, begin_ns - 9000, begin_ns - 6000)  # before the step: it is not sent
+    trace.add(Work.WAIT, 0, begin_ns - 4000, begin_ns + 300)
+    source.run(0)
+    watch.step(**step)
+    if end == "is closed":
+        watch.close()
+    else:
+        until(lambda: agent.of(Kind.INPUT_EVENTS))
+    session.close()
+    until(lambda: agent.of(Kind.GOODBYE))
+    [frame] = agent.of(Kind.INPUT_EVENTS)
+    found = {column: frame.columns[column].tolist() for column in (Column.DURATION_NS, Column.WORK, Column.THREAD)}
+    assert found == {Column.DURATION_NS: [4300], Column.WORK: [Work.WAIT], Column.THREAD: [0]}
+    assert frame.t0_ns == begin_ns - 4000
 
 
 def test_evaluation_gives_no_rows_beside_training(agent: Agent, path: str) -> None:

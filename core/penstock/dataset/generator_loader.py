@@ -37,7 +37,6 @@ class GeneratorLoader(BatchLoader):
         program = None if iterable else inputs[0].program
         super().__init__(capacity, program, names=self._names, returns_lists=return_list)
         self._reader: Reader | None = None
-        self._lane: int | None = None  # of its reader, once a pass was traced
 
     @property
     def inputs(self) -> list[Any]:
@@ -72,14 +71,19 @@ class GeneratorLoader(BatchLoader):
         return lambda: self._made(reader)
 
     def _made(self, reader: Reader) -> Iterator[Made]:
-        trace, begin_ns = telemetry.input_trace(), time.time_ns()
-        for batch in reader():
-            made = Made(self._of_values(batch))
-            if trace is not None:
-                self._lane = trace.new_reader() if self._lane is None else self._lane
-                trace.add(Work.READ, self._lane, begin_ns, time.time_ns())
-            yield made
+        trace = telemetry.input_trace()
+        lanes = [] if trace is None else trace.claim(1)
+        try:
             begin_ns = time.time_ns()
+            for batch in reader():
+                made = Made(self._of_values(batch))
+                if trace is not None:
+                    trace.add(Work.READ, lanes[0], begin_ns, time.time_ns())
+                yield made
+                begin_ns = time.time_ns()
+        finally:
+            if trace is not None:
+                trace.release(lanes)
 
     def _columns_of(self, batches: Iterable[Sequence[Any]]) -> Iterator[list[Any]]:
         """For batches of samples a column for each input: an array, or of an input with sequences a list of them."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock import telemetry
 from penstock.dataset.dataset_base import Run
 from penstock.native import _feed
 from penstock.native.intra_op import use_intra_op_threads_here
-from penstock.protocol.frames import FIRST_READER, Work
+from penstock.protocol.frames import Work
+from penstock.telemetry.input import InputTrace
 
 
 class RunAhead(Run):
@@ -59,25 +60,28 @@ class RunAhead(Run):
 
     def _take_all(self) -> None:
         use_intra_op_threads_here(1)  # more would spin beside a step that has all cores
+        trace = telemetry.input_trace() if self._run.gathers else None
+        lanes = [] if trace is None else trace.claim(1)
         try:
-            while (batch := self._taken()) is not None:
+            while (batch := self._taken(trace, lanes)) is not None:
                 if not self._is_late:
                     self._see(batch)
                 if not self._hand_over(batch):
                     break
         except Exception as error:  # noqa: BLE001 - the thread's boundary: `take` raises it
             self._error = error
+        finally:
+            if trace is not None:
+                trace.release(lanes)
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
-    def _taken(self) -> _feed.Batch | None:
-        trace = telemetry.input_trace() if self._run.gathers else None
-        if trace is None:
-            return self._run.take()
+    def _taken(self, trace: InputTrace | None, lanes: Sequence[int]) -> _feed.Batch | None:
         begin_ns = time.time_ns()
         batch = self._run.take()
-        trace.add(Work.BATCH, FIRST_READER, begin_ns, time.time_ns())
+        if trace is not None:
+            trace.add(Work.BATCH, lanes[0], begin_ns, time.time_ns())
         return batch
 
     def _hand_over(self, batch: _feed.Batch) -> bool:

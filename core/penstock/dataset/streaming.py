@@ -24,7 +24,7 @@ from penstock.dataset.faults import DataError, Skipped, file_error, line_error
 from penstock.dataset.position import FilePlaces
 from penstock.dataset.sources import Source, is_columnar, opened, size_of
 from penstock.native import _feed
-from penstock.protocol.frames import FIRST_READER, Work
+from penstock.protocol.frames import Work
 from penstock.telemetry.input import EVENT, Events
 
 _BATCHES_AHEAD = 4  # of each reader
@@ -87,7 +87,9 @@ class StreamingRun(Run):
         self._queue = _feed.Queue(_BATCHES_AHEAD * num_readers)
         self._streams = [self._stream(number) for number in range(num_readers)]
         self._trace = telemetry.input_trace()
+        self._lanes: list[int] = []
         if self._trace is not None:
+            self._lanes = self._trace.claim(num_readers)
             for stream in self._streams:
                 stream.trace_reads()
             self._trace.add_reader(self._reads)
@@ -147,6 +149,7 @@ class StreamingRun(Run):
             thread.join()
         if self._trace is not None:
             self._trace.remove_reader(self._reads)
+            self._trace.release(self._lanes)
             self._trace = None
         atexit.unregister(self.close)
         self._skipped.log()
@@ -154,11 +157,11 @@ class StreamingRun(Run):
     def _reads(self) -> Events:
         """Take the reads of all readers since the last call."""
         parts = []
-        for number, stream in enumerate(self._streams):
+        for lane, stream in zip(self._lanes, self._streams, strict=True):
             reads = stream.take_reads()
             part = np.empty(len(reads), EVENT)
             part["begin_ns"], part["end_ns"] = reads.T
-            part["work"], part["thread"] = Work.READ, FIRST_READER + number
+            part["work"], part["thread"] = Work.READ, lane
             parts.append(part)
         return np.concatenate(parts)
 

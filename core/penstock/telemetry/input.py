@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -36,15 +36,29 @@ class InputTrace:
         self._added: deque[tuple[int, int, int, int]] = deque(maxlen=MOST)
         self._readers: tuple[Callable[[], Events], ...] = ()  # replaced under the lock; read as it is
         self._lock = threading.Lock()
-        self._numbers = itertools.count()
+        self._taken: set[int] = set()
 
     def add(self, work: Work, thread: int, begin_ns: int, end_ns: int) -> None:
         """Add what a thread did. Times: Unix nanoseconds. `thread`: see `FIRST_READER`."""
         self._added.append((begin_ns, end_ns, work, thread))
 
-    def new_reader(self) -> int:
-        """Return the `thread` of a reader that is not one of several of a data set."""
-        return FIRST_READER + next(self._numbers) % FIRST_READER
+    def claim(self, count: int) -> list[int]:
+        """Return `count` numbers of `thread` for readers, the lowest that no other reader of the process has.
+
+        Give them back with `release`, so that the next pass has the same lanes. Raises ValueError beyond 32,768.
+        """
+        with self._lock:
+            free = (number for number in range(FIRST_READER, 2 * FIRST_READER) if number not in self._taken)
+            found = list(itertools.islice(free, count))
+            if len(found) < count:
+                raise ValueError(f"{count} readers were added to {len(self._taken)}; at most {FIRST_READER} have lanes")
+            self._taken.update(found)
+            return found
+
+    def release(self, threads: Iterable[int]) -> None:
+        """Give numbers of readers that have ended back."""
+        with self._lock:
+            self._taken.difference_update(threads)
 
     def add_reader(self, reader: Callable[[], Events]) -> None:
         """Drain a reader's events, too, from now on. It is called by the drain thread."""
