@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from penstock.errors import PeerError
 from penstock.protocol.exchange import MAX_ROWS, REST, ProcessRows, Sums, body_of, matrix, rows_of
 from penstock.protocol.frames import decode
+from penstock.protocol.tables import TableSums
 from penstock.ps.counters import Counters
 from penstock.telemetry.exchange import PERIOD_S, ExchangeWatch
 from penstock.telemetry.outbox import Parcel
@@ -55,6 +59,41 @@ def test_two_sources_of_one_process_are_added_up() -> None:
     item = due(watch)
     assert item is not None
     assert decode(bytes(item.frame)).body["rows"] == [[0, 0, 2, 0, 0, 0, 0, 0, 0]]
+
+
+def _part(rows: int) -> TableSums:
+    return TableSums("users", 8, 100, rows, 64, pulled=5, absent=1, pushed=4, sampled=4, missed=0, hot=((7, 3),))
+
+
+def test_a_source_that_ended_counts_on_and_is_let_go() -> None:
+    watch, first, second = ExchangeWatch(), Counters(), Counters()
+    watch.add(first, [A], lambda: [_part(3)])
+    first.add(A, "w", calls=2)
+    watch.remove(first)
+    alive = weakref.ref(first)
+    del first
+    gc.collect()
+    assert alive() is None
+    watch.add(second, [A])
+    second.add(A, "w", calls=1)
+    item = due(watch)
+    assert item is not None
+    body = decode(bytes(item.frame)).body
+    assert body["rows"] == [[0, 0, 3, 0, 0, 0, 0, 0, 0]]
+    assert [(one["name"], one["rows"]) for one in body["tables"]] == [("users", 3)]
+
+
+def test_a_server_that_follows_has_the_tables_of_the_one_before() -> None:
+    watch, first, second = ExchangeWatch(), Counters(), Counters()
+    watch.add(first, [], lambda: [_part(3)])
+    first.add("trainer 0", "users", calls=1)
+    watch.remove(first)
+    watch.remove(first)  # a second time: nothing
+    watch.add(second, [], lambda: [_part(9)])
+    second.add("trainer 0", "users", calls=1)
+    item = due(watch)
+    assert item is not None
+    assert [one["rows"] for one in decode(bytes(item.frame)).body["tables"]] == [9]
 
 
 def test_many_rows_are_bounded_and_no_byte_is_lost() -> None:

@@ -67,9 +67,13 @@ class Remotes:
         """Close a remote, if it is open."""
         with self._lock:
             found = self._open.pop(descriptor, None)
-            self._clients.pop(descriptor, None)
+            client = self._clients.pop(descriptor, None)
         if found is not None:
             found.close()
+        if client is not None:
+            from penstock import telemetry  # as `_connect_client` does
+
+            telemetry.end_exchange(client.counters)
 
     def opened(self) -> list[str]:
         """Return the descriptors of the remotes that are open."""

@@ -295,6 +295,7 @@ class ParameterServer:
             transport.close()
         for thread in self._threads:
             thread.join()
+        telemetry.end_exchange(self.counters)  # nothing changes any more; the process may go on, without these tables
         try:
             if self._has_finished and self._failure is None:
                 self._state.log.append(Message("finished", {}))

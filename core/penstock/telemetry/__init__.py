@@ -1,8 +1,8 @@
 """Telemetry of a training process: operator events, gradient exchange, metrics and progress, sent to a watcher.
 
-`session()` is the door for executors and pservers; `log`, `progress` and `close` are for scripts, `exchange` for
-clients of parameter servers, `input_trace` for data sets and loaders. A process with neither an agent nor PENSTOCK_URL
-and PENSTOCK_TOKEN runs exactly the same, and nothing here costs it anything.
+`session()` is the door for executors and pservers; `log`, `progress` and `close` are for scripts, `exchange` and
+`end_exchange` for clients and parameter servers, `input_trace` for data sets and loaders. A process with neither an
+agent nor PENSTOCK_URL and PENSTOCK_TOKEN runs exactly the same, and nothing here costs it anything.
 Needs numpy and pydantic, not torch.
 
     events, sums, sync, exchange, input, sampling, metrics, collector, outbox, words, outcome    decide; no thread
@@ -12,8 +12,19 @@ Needs numpy and pydantic, not torch.
 from __future__ import annotations
 
 from penstock.telemetry.events import TraceSource
-from penstock.telemetry.process import close, exchange, input_trace, log, progress, session
+from penstock.telemetry.process import close, end_exchange, exchange, input_trace, log, progress, session
 from penstock.telemetry.sessions import Session
 from penstock.telemetry.watch import Watch
 
-__all__ = ["Session", "TraceSource", "Watch", "close", "exchange", "input_trace", "log", "progress", "session"]
+__all__ = [
+    "Session",
+    "TraceSource",
+    "Watch",
+    "close",
+    "end_exchange",
+    "exchange",
+    "input_trace",
+    "log",
+    "progress",
+    "session",
+]

@@ -2,13 +2,15 @@
 
 Clients and servers count in objects of their own (`penstock.ps.counters.Counters`); here they are read, by the drain
 thread, and a frame is made when `PERIOD_S` has passed since the last and a sum has changed. Several sources of one
-process are one frame: rows of the same peer and block are added up.
+process are one frame: rows of the same peer and block are added up. Of a source that has ended the sums stay, which
+count from the start of the process, and nothing that it held.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.protocol.exchange import Sums, body_of
@@ -31,13 +33,22 @@ TableSource = Callable[[], Sequence[TableSums]]
 """Returns what each table of a server holds; may be called from any thread."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Party:
+    """A client or server that runs."""
+
+    source: ExchangeSource
+    tables: TableSource | None
+
+
 class ExchangeWatch:
-    """The sources of one process, and what was sent of them last. `add` may be called from any thread."""
+    """The sources of one process, and what was sent of them last. `add` and `remove`: from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sources: list[ExchangeSource] = []
-        self._tables: list[TableSource] = []
+        self._parties: list[_Party] = []
+        self._ended: dict[tuple[str, str], Sums] = {}
+        self._ended_tables: dict[str, TableSums] = {}
         self._endpoints: dict[str, None] = {}
         self._waited_s = 0.0
         self._sent: dict[tuple[str, str], Sums] = {}
@@ -46,28 +57,49 @@ class ExchangeWatch:
         """Watch a source and the tables beside it, once."""
         with self._lock:
             self._endpoints.update(dict.fromkeys(endpoints))
-            if not any(source is known for known in self._sources):
-                self._sources.append(source)
-                self._tables += [] if tables is None else [tables]
+            if not any(source is known.source for known in self._parties):
+                self._parties.append(_Party(source, tables))
+
+    def remove(self, source: ExchangeSource) -> None:
+        """Read a source that has ended a last time, and let it go. Its tables count until others have their names.
+
+        Does nothing for one that is not watched. Raises what the source raises; it is let go all the same.
+        """
+        with self._lock:
+            ended = [known for known in self._parties if known.source is source]
+            self._parties = [known for known in self._parties if known.source is not source]
+            for party in ended:
+                self._ended = _sum([self._ended, party.source.rows()])
+                self._ended_tables |= _tables_of([party])
 
     def due(self, interval_s: float, *, step: int, now_ns: int) -> Parcel | None:
         """Return the frame that is due `interval_s` after the last call, if any. Raises what a source raises."""
         self._waited_s += interval_s
-        if self._waited_s < PERIOD_S or not self._sources:
+        if self._waited_s < PERIOD_S:
             return None
         with self._lock:
-            sources, endpoints, tables = list(self._sources), list(self._endpoints), list(self._tables)
-        rows = _sum(sources)
+            parties, endpoints = list(self._parties), list(self._endpoints)
+            ended, tables = self._ended, dict(self._ended_tables)
+        rows = _sum([ended, *(party.source.rows() for party in parties)])
         if rows == self._sent:
             return None
         self._sent, self._waited_s = rows, 0.0
-        body = body_of(rows, endpoints) | tables_body([one for table in tables for one in table()])
+        tables |= _tables_of(parties)
+        body = body_of(rows, endpoints) | tables_body(list(tables.values()))
         return parcel(Frame(Kind.EXCHANGE, 0, 0, 0, now_ns, step, body=body))
 
 
-def _sum(sources: Sequence[ExchangeSource]) -> dict[tuple[str, str], Sums]:
-    rows: dict[tuple[str, str], Sums] = {}
-    for source in sources:
-        for key, row in source.rows().items():
-            rows.setdefault(key, Sums()).add(row)
-    return rows
+def _sum(each: Iterable[Mapping[tuple[str, str], Sums]]) -> dict[tuple[str, str], Sums]:
+    total: dict[tuple[str, str], Sums] = {}
+    for rows in each:
+        for key, row in rows.items():
+            if key in total:
+                total[key].add(row)
+            else:
+                total[key] = replace(row)
+    return total
+
+
+def _tables_of(parties: Iterable[_Party]) -> dict[str, TableSums]:
+    """By name; of several of one name in a process the last one's."""
+    return {one.name: one for party in parties if party.tables is not None for one in party.tables()}

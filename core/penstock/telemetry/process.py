@@ -87,6 +87,11 @@ def exchange(counters: ExchangeSource, *, endpoints: Sequence[str] = (), tables:
     session().exchange(counters, endpoints=endpoints, tables=tables)
 
 
+def end_exchange(counters: ExchangeSource) -> None:
+    """Let go of what `exchange` was given, as its client or server has ended; the sums stay in the job's."""
+    session().end_exchange(counters)
+
+
 def input_trace() -> InputTrace | None:
     """Return where the data feed records its work; None in an unwatched process, in which it records nothing."""
     return session().input()

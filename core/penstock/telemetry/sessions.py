@@ -73,6 +73,10 @@ class Session(Protocol):
         """
         return
 
+    def end_exchange(self, counters: ExchangeSource) -> None:
+        """Let go of the counters and tables of a client or server that ended; what they had counted is reported on."""
+        return
+
     def input(self) -> InputTrace | None:
         """Return where the data feed records its work; None: unwatched."""
         return None
@@ -158,6 +162,12 @@ class Watched(Session):
         self._start()
         if not self._closed:
             self._exchange.add(counters, endpoints, tables)
+
+    def end_exchange(self, counters: ExchangeSource) -> None:
+        try:
+            self._exchange.remove(counters)
+        except Exception:  # noqa: BLE001 - a boundary: counters that fail must not keep their owner from its end
+            _log.exception("what was exchanged last with parameter servers is not shown; training goes on")
 
     def input(self) -> InputTrace | None:
         return None if self._closed else self._input
