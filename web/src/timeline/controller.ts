@@ -5,7 +5,7 @@
 import { signal } from "@preact/signals";
 import { type Again, addPainter, invalidate, paintWhenRestored } from "../frameloop";
 import { palette } from "../palette";
-import type { Sampled } from "../store/history";
+import { rangeText, type Sampled, type StepRange } from "../store/history";
 import type { JobStore } from "../store/job";
 import type { GraphDocument } from "../types";
 import { clocksOf } from "./clocks";
@@ -49,11 +49,17 @@ export class TimelineController {
   #refreshedAt = Number.NEGATIVE_INFINITY;
   #stepsAtHold = 0;
   #replayed: Sampled | null = null;
+  #wanted: StepRange | null = null;
   #later: ReturnType<typeof setTimeout> | undefined;
   #painter = (): Again => this.#paint();
   #pins: readonly string[] = [];
 
   constructor(readonly store: JobStore) {}
+
+  /** What is shown of the step, in nanoseconds from its left edge. */
+  get shown(): readonly [number, number] {
+    return [this.#from, this.#to];
+  }
 
   get left(): number {
     return (this.#canvas?.clientWidth ?? 800) < 640 ? 92 : 150;
@@ -106,16 +112,34 @@ export class TimelineController {
       }, wait);
       return;
     }
+    // More of the steps that are shown came from the recording: what one looks at stays where it is.
+    const wanted = replayed === null ? null : this.store.history.wanted.value;
+    const isSame = wanted !== null && this.#wanted !== null && rangeText(wanted) === rangeText(this.#wanted);
+    this.#wanted = wanted;
     this.#document = document;
     this.#replayed = replayed;
     this.#refreshedAt = now;
+    const before = this.model.value;
     const next = buildTimeline(document, this.#traced(), this.#pins);
     this.model.value = next;
     this.hover.value = null;
-    this.measured.value = null;
-    this.#from = 0;
-    this.#to = next.spanNs;
+    const moved = isSame ? Number(before.beginNs - next.beginNs) : null;
+    this.#show(next.spanNs, moved !== null && this.#isZoomed(before.spanNs) ? moved : null);
+    const measured = this.measured.value;
+    this.measured.value = moved === null || measured === null ? null : [measured[0] + moved, measured[1] + moved];
     this.#resize();
+  }
+
+  #isZoomed(spanNs: number): boolean {
+    return this.#from > 0 || this.#to < spanNs;
+  }
+
+  /** Show all, or, if the left edge lies `movedNs` earlier than before, the same part as before. */
+  #show(spanNs: number, movedNs: number | null): void {
+    const [from, to] = movedNs === null ? [0, spanNs] : [this.#from + movedNs, this.#to + movedNs];
+    const isInside = from < spanNs && to > 0;
+    this.#from = isInside ? Math.max(0, from) : 0;
+    this.#to = isInside ? Math.min(spanNs, to) : spanNs;
   }
 
   /** The newest steps of all trainers, each with its graph; if an evaluation was chosen by hand, its own. */

@@ -29,6 +29,8 @@ export interface Lane {
 
 export interface TimelineModel {
   readonly lanes: readonly Lane[];
+  /** Unix time of the left edge, by the server's clock where nodes' clocks are known. */
+  readonly beginNs: bigint;
   readonly spanNs: number;
   /** From the first operator to the end of the last: without the wait for data before it. */
   readonly stepNs: number;
@@ -46,6 +48,7 @@ export interface TimelineModel {
 
 export const EMPTY_MODEL: TimelineModel = {
   lanes: [],
+  beginNs: 0n,
   spanNs: 0,
   stepNs: 0,
   waitedNs: 0,
@@ -96,6 +99,7 @@ export function buildTimeline(
   const stepNs = stepSpan(executor);
   const model = {
     lanes,
+    beginNs: origin + BigInt(Number.isFinite(first) ? Math.round(first) : 0),
     spanNs,
     stepNs,
     waitedNs: waitedNs(lanes),
