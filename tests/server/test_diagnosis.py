@@ -41,6 +41,8 @@ async def test_a_starved_reader_is_named_by_the_server(server: Server) -> None:
     async with server.attached() as trainer:
         job_id = trainer.registered["job_id"]
         assert await why(server, job_id) == []
+        nothing = (await server.http.get(f"/api/v1/jobs/{job_id}/operators")).json()
+        assert (nothing["trainer"], nothing["graph"], nothing["operators"]) == (None, None, [])
         await steps(trainer, step_ms=60, every_ms=100)
         found = await until_answer(lambda: why(server, job_id), bool)
     assert found[0]["sentence"] == "input: 40 % of the step waits for data: 40.0 ms between steps"
@@ -84,6 +86,13 @@ async def test_operators_of_the_newest_steps_are_the_evidence(sqlite_server: Ser
         await trainer.frame(Kind.OP_SUMS, columns=columns)
         await steps(trainer, step_ms=60, every_ms=60.5)
         found = await until_answer(lambda: why(sqlite_server, job_id), bool)
+        times = (await sqlite_server.http.get(f"/api/v1/jobs/{job_id}/operators")).json()
+    assert (times["trainer"], times["graph"]) == (0, graph_hash(document))
+    assert [(one["name"], one["role"], one["count"], one["total_ns"]) for one in times["operators"]] == [
+        ("mm_0", "forward", 40, 10 * MS),
+        ("mm_0_grad", "backward", 40, 3000 * MS),
+        ("sgd_0", "optimize", 40, 10 * MS),
+    ]
     healthy = next(one for one in found if one["cause"] == "healthy")
     assert f"`{document.ops[1].name}`" in healthy["sentence"]
     assert (healthy["op"], healthy["graph"]) == (1, graph_hash(document))

@@ -38,6 +38,13 @@ async def test_a_killed_job_goes_on_from_its_checkpoint(sqlite_server: Server, n
     assert "from 4" in said
     assert "kept ['checkpoint.000002.000000000008']" in said
 
+    answer = await sqlite_server.http.get(
+        f"/api/v1/jobs/{job['id']}/metrics", params={"names": "checkpoint_step,checkpoint_s"}
+    )
+    written = answer.json()["series"]
+    assert written["checkpoint_step"]["value"][-2:] == [6, 8], "the first attempt may not have sent its own"
+    assert all(took_s > 0 for took_s in written["checkpoint_s"]["value"])
+
     async def left() -> list[Path]:
         return await asyncio.to_thread(lambda: list(node.rglob("checkpoint.0*")))
 

@@ -194,7 +194,7 @@ async def test_viewer_reads_runner_submits_and_cancels(sqlite_server: Server) ->
     async with restricted(sqlite_server, b="viewer") as viewer:
         seen = (await viewer.get(f"/api/v1/jobs/{job['id']}")).json()
         assert seen["spec"]["env"] == {"COLOUR": "***"}
-        for path in ("events", "metrics", "graphs", "exchange", "tables", "frames"):
+        for path in ("events", "metrics", "graphs", "exchange", "tables", "operators", "frames"):
             assert (await viewer.get(f"/api/v1/jobs/{job['id']}/{path}")).status_code == 200, path
         refused = [
             await viewer.post(f"/api/v1/jobs/{job['id']}:cancel"),

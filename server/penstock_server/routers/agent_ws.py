@@ -113,6 +113,10 @@ async def _message(runtime: Runtime, link: AgentLink, message: FromAgent) -> Non
     match message:
         case Heartbeat(leaving=leaving, clock=offset):
             received_ns = unix_ns(runtime.clock.now())
+            runtime.agents.loads.note(
+                link.node_id, received_ns / 1e9,
+                cpu_percent=message.cpu_percent, memory_used_bytes=message.memory_used_bytes,
+            )  # fmt: skip
             if offset is not None and runtime.agents.note_clock(link, offset):
                 runtime.publisher.mark_clocks()
             if leaving and not link.leaving:

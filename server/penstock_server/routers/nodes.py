@@ -15,6 +15,7 @@ from penstock_server.problems import NotFound, Problem
 from penstock_server.routers.deps import TAGGED, Asker, Id, IfTag, Server, tag_of
 from penstock_server.routers.guarded import guarded_router
 from penstock_server.schemas import api
+from penstock_server.schemas.nodes import NodeLoad
 
 router = guarded_router("/api/v1", tag="nodes")
 CLUSTER_NAME = r"^[a-z0-9][a-z0-9-]{0,30}$"
@@ -34,6 +35,14 @@ async def list_nodes(server: Server) -> api.Page[api.Node]:
 async def get_node(server: Server, response: Response, node_id: Id) -> api.Node:
     """Return one node."""
     return _tagged(response, await server.nodes.get(node_id))
+
+
+@router.get("/node-loads", operation_id="listNodeLoads")
+@scoped("read")
+@by_project  # as the list
+async def list_node_loads(server: Server) -> api.Items[NodeLoad]:
+    """Return processor and memory of each node over the last hour, a mean for each minute."""
+    return api.Items(items=await server.nodes.loads())
 
 
 def _tagged(response: Response, node: api.Node) -> api.Node:

@@ -21,6 +21,7 @@ from penstock.protocol.frames import FLAG_WHOLE_STEP, Column, Frame, Kind, decod
 from penstock.protocol.states import TERMINAL_JOB
 from penstock_server.db import Database
 from penstock_server.schemas import api
+from penstock_server.schemas.operators import OperatorTime, OperatorTimes
 from penstock_server.services.exchange import Exchanges
 from penstock_server.services.jobs import Jobs
 from penstock_server.services.storage import JobStorage
@@ -98,6 +99,21 @@ class Diagnoses:
             over=job.state in {state.value for state in TERMINAL_JOB},
             findings=[_answer(finding) for finding in findings],
         )
+
+    async def operators_of(self, job_id: str) -> OperatorTimes:
+        """Return how long the operators of one trainer ran, as its newest recorded sums have it. Raises NotFound."""
+        job = await self._jobs.get(job_id)
+        found = await self._operators(job)
+        if not found:
+            return OperatorTimes(job_id=job.id, attempt=job.attempt, trainer=None, graph=None, operators=[])
+        index = min(found)
+        ops = found[index]
+        operators = [
+            OperatorTime(op=op, name=name, role=role, module=module, count=ops.count[op], total_ns=ops.total_ns[op])
+            for op, (name, role, module) in enumerate(self._graphs[ops.graph].ops)
+            if ops.count.get(op)
+        ]
+        return OperatorTimes(job_id=job.id, attempt=job.attempt, trainer=index, graph=ops.graph, operators=operators)
 
     async def cores(self, job: api.Job) -> dict[int, int]:
         """Return the cores of each trainer's machine, 0 where that is unknown."""

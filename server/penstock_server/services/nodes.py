@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from sqlalchemy import literal, or_, select
 
@@ -14,9 +16,11 @@ from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
 from penstock_server.problems import Conflict, NotFound, Problem
 from penstock_server.schemas import api
+from penstock_server.schemas.nodes import NodeLoad
 from penstock_server.services.transitions import allowed, created, transition
-from penstock_server.services.views import node_views
+from penstock_server.services.views import NODES, node_views
 from penstock_server.streams.agents import Agents
+from penstock_server.streams.nodeload import Bin
 from penstock_server.tables import NodeRow, ReplicaRow
 from penstock_server.uuid7 import uuid7
 
@@ -75,6 +79,17 @@ class Nodes:
         async with self._db.read() as session:
             rows = (await session.execute(select(NodeRow).order_by(NodeRow.id))).scalars().all()
             return await node_views(session, rows, self._agents)
+
+    async def loads(self) -> list[NodeLoad]:
+        """Return processor and memory of each node that has reported within the hour. The event loop turns between."""
+        async with self._db.read() as session:
+            node_ids = (await session.execute(select(NodeRow.id).order_by(NodeRow.id))).scalars().all()
+        now_s, found = self._clock.now().timestamp(), []
+        for number, node_id in enumerate(node_ids, 1):
+            found.append(_load_view(node_id, self._agents.loads.of(node_id, now_s)))
+            if number % NODES == 0:
+                await asyncio.sleep(0)
+        return [one for one in found if one.at]
 
     async def get(self, node_id: str) -> api.Node:
         """Return a node. Raises NotFound."""
@@ -160,6 +175,15 @@ class Nodes:
             .limit(1)
         )
         return (await tx.session.execute(statement)).scalar_one_or_none()
+
+
+def _load_view(node_id: str, bins: Sequence[Bin]) -> NodeLoad:
+    return NodeLoad(
+        node_id=node_id,
+        at=[datetime.fromtimestamp(one.at_s, UTC) for one in bins],
+        cpu_percent=[round(one.cpu_percent, 1) for one in bins],
+        memory_used_bytes=[round(one.memory_used_bytes) for one in bins],
+    )
 
 
 def _describe(row: NodeRow, request: api.NodeJoin) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from penstock.protocol.agent import PilotTerms
 from penstock.protocol.clocks import ClockOffset
 from penstock_server.problems import Conflict
+from penstock_server.streams.nodeload import NodeLoads
 from penstock_server.streams.socket import Outbox
 
 REPLACED = 4409
@@ -44,9 +45,10 @@ class AgentLink:
 
 
 class Agents:
-    """Connected agents."""
+    """Connected agents. `loads`: what they reported of their nodes' processor and memory."""
 
     def __init__(self) -> None:
+        self.loads = NodeLoads()
         self._links: dict[str, AgentLink] = {}
         self._clocks: dict[str, ClockOffset] = {}
 

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from penstock import telemetry
 from penstock.dataset import Dataset
 from penstock.distributed.collective import this_process
 from penstock.errors import PenstockError, SpecError, Unavailable, UserError
@@ -271,6 +272,7 @@ class CheckpointManager:
         self._background.start(partial(self._write, writer, step, collect, make), f"the checkpoint of step {step}")
 
     def _write(self, writer: Writer, step: int, collect: Collect, make: Callable[..., Contents]) -> None:
+        begin = time.perf_counter()
         try:
             contents = make(ranks=collect())
             writer.write(contents)
@@ -279,6 +281,7 @@ class CheckpointManager:
             self._tell(str(error))
             raise _failed(step, error) from error
         self.statistics.written += 1
+        telemetry.log(checkpoint_step=step, checkpoint_s=time.perf_counter() - begin)
         self._tell("")
 
     def _tell(self, error: str) -> None:
