@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy import event, inspect, select, text, update
+from sqlalchemy import Insert, Select, Table, event, insert, inspect, literal, select, text, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
@@ -28,13 +28,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionm
 from penstock.compat.aiosqlite import connect
 from penstock.errors import Bug, Unavailable
 from penstock_server import acting
-from penstock_server.tables import CounterRow, EventRow
+from penstock_server.tables import Base, CounterRow, EventRow
 from penstock_server.writelock import WriteLock
 
 BUSY_TIMEOUT_MS = 30_000
 SQLITE_READERS = 8
 """Sessions that read a SQLite at once. The next waits its turn, as long as that takes."""
 WAL_RETRY_S = 0.01
+WAL_PAGES = 16_384
+"""Of the write-ahead log, 64 MiB: with more a commit copies them itself, if `checkpoint` has not before."""
+LAST_AT_ONCE = 16
+"""Rows that PostgreSQL gets by one statement at the end of a transaction."""
 TROUBLE_S = 10.0
 _SERVER_KEY = 0x50454E53544F434C
 _TERM = "server_term"
@@ -84,11 +88,13 @@ class Tx:
     """A write transaction. `session` is for statements; `effects` for what follows the commit.
 
     `subject`: identifier of what it makes, for the audit log; without one, what the path of the request names.
+    `last`: rows behind all others, written with the events; all their columns are set, or NULL.
     """
 
     session: AsyncSession
     effects: Effects = field(default_factory=Effects)
     subject: str = ""
+    last: list[Base] = field(default_factory=list)
 
 
 class Database:
@@ -126,6 +132,7 @@ class Database:
         self.trouble: DatabaseAway | None = None
         """Why a write failed lately because the database is unreachable or full."""
         self._trouble_at = 0.0
+        self._has_committed = False  # since `checkpoint`
         self.taken_over = asyncio.Event()
         self._holder: AsyncConnection | None = None  # its session holds the advisory lock
         self._term: int | None = None
@@ -159,19 +166,15 @@ class Database:
             with _away_as_such():
                 async with self.lock.turn(urgent=urgent), self._write() as session:
                     await self._connect(session)
-                    await self._check_term(session)
+                    if self.taken_over.is_set():
+                        raise self._end()
                     tx = Tx(session)
                     yield tx
-                    if tx.effects.events:
-                        await session.flush()
-                        session.add_all(tx.effects.events)
-                        if self.outbox is not None:
-                            await self.outbox(tx)
                     request = acting.unrecorded()
                     subject = tx.subject or (request.subject if request else "")
-                    if request is not None and subject:
-                        session.add(request.row(subject))
+                    await self._write_last(tx, [request.row(subject)] if request is not None and subject else [])
                     await session.commit()
+                    self._has_committed = True
                     if request is not None and subject:
                         request.is_recorded = True
         except DatabaseAway as error:
@@ -180,6 +183,41 @@ class Database:
         if time.monotonic() - self._trouble_at > TROUBLE_S:  # on a full disk some writes still find room
             self.trouble = None
         self.on_commit(tx.effects)
+
+    async def _write_last(self, tx: Tx, audit: list[Base]) -> None:
+        """Write what stands behind all other rows, and see that no other server has the database by now.
+
+        PostgreSQL gets both by one statement: each would be a turn of the event loop during which the lock is held.
+        """
+        rows = [*tx.last, *tx.effects.events, *audit]
+        if rows:
+            await tx.session.flush()
+        if tx.effects.events and self.outbox is not None:
+            await self.outbox(tx)
+        if self.is_sqlite or len(rows) > LAST_AT_ONCE:
+            tx.session.add_all(rows)
+            rows = []
+        if not self.is_sqlite:
+            await self._check_term(tx.session, rows)
+
+    async def checkpoint(self) -> None:
+        """Copy what SQLite has committed from its write-ahead log into the file, so that no commit has to.
+
+        Beside the writer. If the log grows all the same, since every copy met a commit, once without one.
+        """
+        if not self.is_sqlite or not self._has_committed:
+            return
+        self._has_committed = False
+        if await self._copy_log() > WAL_PAGES // 2:
+            async with self.lock.turn(urgent=False):
+                await self._copy_log()
+
+    async def _copy_log(self) -> int:
+        """Return the pages of the log, copied ones included: SQLite begins it anew once all are copied."""
+        with _away_as_such():
+            async with self._glance() as session:
+                _, num_pages, _ = (await session.execute(text("PRAGMA wal_checkpoint(PASSIVE)"))).one()
+        return int(num_pages)
 
     async def _connect(self, session: AsyncSession) -> None:
         """Take a connection. Here, unlike in what follows, an OSError is the database's: a socket that is not there."""
@@ -250,12 +288,19 @@ class Database:
         await connection.close()
         return None
 
-    async def _check_term(self, session: AsyncSession) -> None:
-        """Lock the number of the term, so that another begins before this transaction or after it."""
-        if self._term is None:
+    async def _check_term(self, session: AsyncSession, rows: Sequence[Base]) -> None:
+        """Insert rows, and lock the number of the term, so that another begins before this statement or after it.
+
+        One that began before it makes the transaction fail, whatever that has read; one after it waits for its commit.
+        """
+        statement: Select[Any] = select(literal(None))
+        if self._term is not None:
+            statement = select(CounterRow.value).where(CounterRow.name == _TERM).with_for_update(read=True)
+        elif not rows:
             return
-        statement = select(CounterRow.value).where(CounterRow.name == _TERM).with_for_update(read=True)
-        if self.taken_over.is_set() or (await session.execute(statement)).scalar_one() != self._term:
+        inserts = [_insert(row).cte(f"row_{number}") for number, row in enumerate(rows)]
+        term = (await session.execute(statement.add_cte(*inserts))).scalar_one()
+        if term != self._term:
             raise self._end()
 
     def _end(self) -> TakenOver:
@@ -265,6 +310,13 @@ class Database:
     async def close(self) -> None:
         """Close every connection."""
         await self.engine.dispose()
+
+
+def _insert(row: Base) -> Insert:
+    """Return the statement for a row of which all columns are set, or NULL: there is no default in it."""
+    table = type(row).__table__
+    assert isinstance(table, Table)
+    return insert(table).values({column.key: getattr(row, column.key) for column in table.columns})
 
 
 _DAMAGED = ("file is not a database", "disk image is malformed")
@@ -307,7 +359,12 @@ def _on_postgresql_connect(connection: Any, _record: Any) -> None:
 
 def _on_sqlite_connect(connection: Any, _record: Any) -> None:
     cursor = connection.cursor()
-    for pragma in ("synchronous=NORMAL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"):
+    for pragma in (
+        "synchronous=NORMAL",
+        "foreign_keys=ON",
+        f"busy_timeout={BUSY_TIMEOUT_MS}",
+        f"wal_autocheckpoint={WAL_PAGES}",
+    ):
         cursor.execute(f"PRAGMA {pragma}")
     _use_wal(connection, cursor)
     cursor.close()

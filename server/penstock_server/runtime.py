@@ -54,6 +54,7 @@ from penstock_server.webhooksender import Sender
 SCHEDULE_EVERY_S = 5.0
 PUBLISH_EVERY_S = 60.0
 KEEP_EVERY_S = 1.0
+CHECKPOINT_EVERY_S = 2.0
 SWEEP_EVERY_S = 600.0
 SCHEDULE_REST_S = 0.1
 REFUSED_EVERY_S = 60.0
@@ -280,4 +281,5 @@ def _wire(runtime: Runtime, live: Live) -> None:
         Loop("retention", runtime.sweeper.step, every_s=SWEEP_EVERY_S),
         runtime.deliveries,
         Loop("ownership", runtime.database.keep, every_s=KEEP_EVERY_S),
+        Loop("checkpoint", runtime.database.checkpoint, every_s=CHECKPOINT_EVERY_S),
     ]

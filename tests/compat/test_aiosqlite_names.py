@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -77,6 +78,94 @@ async def _a_statement_takes_one_turn_of_its_thread(folder: Path, monkeypatch: p
             await through.execute(text("SELECT 1 FROM absent"))
 
 
+@asynccontextmanager
+async def counted_turns(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[object]]:
+    """Note each turn of a connection's thread."""
+    turns: list[object] = []
+    run: Callable[..., Awaitable[object]] = Connection._execute
+
+    async def noted(self: Connection, *arguments: object, **named: object) -> object:
+        turns.append(arguments)
+        return await run(self, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "_execute", noted)
+        yield turns
+
+
+INSERT = text("INSERT INTO t (a, b) VALUES (:a, :b)")
+
+
+async def _what_gives_no_result_takes_no_turn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with database(folder) as connection:
+        await connection.exec_driver_sql("BEGIN IMMEDIATE")
+        async with counted_turns(monkeypatch) as turns:
+            await connection.execute(INSERT, [{"a": number, "b": "x"} for number in range(3)])
+            await connection.execute(INSERT, {"a": 3, "b": "x"})
+            assert turns == []
+            assert (await connection.execute(text("SELECT count(*) FROM t"))).scalar_one() == 4
+            assert len(turns) == 1
+            await connection.execute(INSERT, {"a": 4, "b": "x"})
+            await connection.commit()
+            assert len(turns) == 2
+            await connection.rollback()  # there is nothing to roll back
+            await connection.exec_driver_sql("BEGIN")
+            await connection.commit()
+            assert len(turns) == 2
+        await connection.exec_driver_sql("BEGIN IMMEDIATE")
+        await connection.execute(INSERT, {"a": 5, "b": "dropped"})
+        await connection.rollback()
+        await connection.exec_driver_sql("BEGIN IMMEDIATE")
+        await connection.execute(INSERT, {"a": 6, "b": "undone"})
+        assert (await connection.execute(text("SELECT count(*) FROM t"))).scalar_one() == 6
+        await connection.rollback()
+        assert list((await connection.execute(text("SELECT a FROM t"))).scalars()) == [0, 1, 2, 3, 4]
+    await _errors_come_with_the_next_turn(folder / "errors.db")
+    await _a_cancelled_turn_is_rolled_back(folder / "cancelled.db")
+    await _a_connection_keeps_no_process(folder, monkeypatch)
+
+
+async def _errors_come_with_the_next_turn(path: Path) -> None:
+    connection = await connect(str(path))
+    insert = "INSERT INTO t (a) VALUES (?)"
+    async with connection.cursor() as cursor:
+        await cursor.execute("CREATE TABLE t (a INTEGER PRIMARY KEY)")
+        for ends in (connection.commit, partial(cursor.execute, "SELECT a FROM t")):
+            for sql, row in (("BEGIN IMMEDIATE", ()), (insert, (1,)), (insert, (1,))):
+                await cursor.execute(sql, row)
+            with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
+                await ends()
+            await connection.rollback()
+            await cursor.execute("SELECT count(*) FROM t")
+            assert await cursor.fetchall() == [(0,)]
+    await connection.close()
+
+
+async def _a_cancelled_turn_is_rolled_back(path: Path) -> None:
+    """The thread goes on with what a cancelled task waited for: its transaction must not stay open."""
+    connection = await connect(str(path))
+    began, go_on = threading.Event(), threading.Event()
+
+    def held() -> None:
+        began.set()
+        assert go_on.wait(60)
+
+    turn = asyncio.create_task(connection.turn(held))
+    await asyncio.to_thread(began.wait, 60)
+    connection.defers("BEGIN IMMEDIATE", [()])
+    async with connection.cursor() as cursor:
+        waiting = asyncio.create_task(cursor.execute("CREATE TABLE t (a)"))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    go_on.set()
+    await turn
+    await connection.rollback()
+    assert not connection.in_transaction
+    await connection.close()
+
+
 async def _a_connection_keeps_no_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(threading.enumerate())
     connection = await connect(str(folder / "some.db"))
@@ -89,7 +178,7 @@ async def _a_connection_keeps_no_process(folder: Path, monkeypatch: pytest.Monke
 CONTRACTS = {
     "PREFETCHED": _every_row_comes_once,
     "Cursor": _a_statement_takes_one_turn_of_its_thread,
-    "Connection": _a_connection_keeps_no_process,
+    "Connection": _what_gives_no_result_takes_no_turn,
 }
 
 

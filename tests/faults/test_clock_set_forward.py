@@ -128,11 +128,11 @@ def test_pserver_is_released_although_the_database_was_away(
     plane.wait(3.0)
     assert plane.server.runtime is not None
 
-    async def refused(session: object) -> None:
+    async def refused(*_: object) -> None:
         raise DatabaseAway("the disk of the server is full")
 
     with monkeypatch.context() as away:
-        away.setattr(plane.server.runtime.database, "_check_term", refused)
+        away.setattr(plane.server.runtime.database, "_write_last", refused)
         with pytest.raises(DatabaseAway):
             plane.do(plane.server.runtime.reports.overdue())
     plane.settle_down(4)

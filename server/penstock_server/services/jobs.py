@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock.protocol.jobspec import JobSpec
@@ -57,22 +60,26 @@ class Jobs:
 
         Raises a problem if the key was used for another submission, or the snapshot is not here.
         """
-        fingerprint = hashlib.sha256(json.dumps(spec.model_dump(), sort_keys=True).encode()).hexdigest() if key else ""
+        if key is None:
+            return await self._submit(spec, None)
+        fingerprint = hashlib.sha256(json.dumps(spec.model_dump(), sort_keys=True).encode()).hexdigest()
+        use = _Use(principal.token_id, key, fingerprint)
+        try:
+            return await self._submit(spec, use)  # almost every key is new: it is looked up if it is not
+        except IntegrityError:
+            return await self._submit(spec, use, is_known=True)
+
+    async def _submit(self, spec: JobSpec, use: _Use | None, *, is_known: bool = False) -> api.Job:
+        """Raises IntegrityError if the key was used before, unless `is_known`."""
         async with self._db.write(urgent=True) as tx:
-            known = await self._known(tx, principal, key, fingerprint) if key else None
+            known = await self._known(tx, use) if use is not None and is_known else None
             row = known or await self._create(tx, spec)
             why = self._scheduling.waits(spec.project, spec.priority) if known is None else None
             if why is not None:
                 row.why = why
                 tx.effects.schedule = False  # it is the last in the line: there is nothing to place
-            if key and known is None:
-                await tx.session.flush()
-                now = self._clock.now()
-                tx.session.add(
-                    IdempotencyRow(
-                        token_id=principal.token_id, key=key, fingerprint=fingerprint, job_id=row.id, created_at=now
-                    )
-                )
+            if use is not None and known is None:
+                tx.last.append(use.row(row.id, self._clock.now()))
         if why is not None:
             self._scheduling.submitted(spec.project, spec.priority, why)
         if known is None:
@@ -281,22 +288,36 @@ class Jobs:
         transition(tx, row, JobState.QUEUED, at=now)
         return row
 
-    async def _known(self, tx: Tx, principal: Principal, key: str, fingerprint: str) -> JobRow | None:
-        found = await tx.session.get(IdempotencyRow, (principal.token_id, key))
+    async def _known(self, tx: Tx, use: _Use) -> JobRow | None:
+        found = await tx.session.get(IdempotencyRow, (use.token_id, use.key))
         if found is not None and found.created_at < self._clock.now() - KEY_LIFE:  # the retention deletes the others
             await tx.session.delete(found)
             await tx.session.flush()
             found = None
         if found is None:
             return None
-        if found.fingerprint != fingerprint:
+        if found.fingerprint != use.fingerprint:
             raise Problem(
                 422,
                 "idempotency_key_reused",
-                f"Idempotency-Key {key!r} came before with another job",
+                f"Idempotency-Key {use.key!r} came before with another job",
                 hint="use a new key for a new job",
             )
         return await tx.session.get(JobRow, found.job_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """The use of an idempotency key. `fingerprint`: of the submission."""
+
+    token_id: str
+    key: str
+    fingerprint: str
+
+    def row(self, job_id: str, at: datetime) -> IdempotencyRow:
+        return IdempotencyRow(
+            token_id=self.token_id, key=self.key, fingerprint=self.fingerprint, job_id=job_id, created_at=at
+        )
 
 
 async def _not_ours(tx: Tx, job: JobRow) -> Conflict:
