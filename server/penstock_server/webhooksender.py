@@ -26,8 +26,9 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 LIMIT_S = 10.0
 CONNECT_S = 3.0
 """Of one address of a name: the next is tried after it."""
-MAX_LOOKUPS = 64
-"""Names that are resolved at once, in threads of their own: a name server that hangs delays nothing else."""
+MAX_LOOKUPS = 128
+"""Names that are resolved at once, each in one thread: more than there are webhooks, so that name servers that hang
+delay no other name."""
 _NOT_PUBLIC: tuple[Network, ...] = (
     ipaddress.IPv4Network("192.0.0.0/24"),  # metadata of some clouds; newer Pythons know that it is not global
     ipaddress.IPv4Network("168.63.129.16/32"),  # Azure's platform, from within a machine of it
@@ -74,12 +75,19 @@ def require_allowed(host: str, addresses: Iterable[str], allowed: Sequence[Netwo
             raise Refused(f"{what}; an operator may allow its network with PENSTOCK_SERVER_WEBHOOK_ALLOW")
 
 
+def _addresses(host: str) -> list[str]:
+    """Ask the machine's name servers, as long as that takes."""
+    found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(one[4][0]) for one in found))
+
+
 class _Checked(httpcore.AsyncNetworkBackend):
     """Connects to addresses that were checked, and to no other."""
 
     def __init__(self, allowed: Sequence[Network]) -> None:
         self._allowed, self._inner = allowed, httpcore.AnyIOBackend()
         self._lookups = ThreadPoolExecutor(MAX_LOOKUPS, thread_name_prefix="webhook-name")
+        self._running: dict[str, asyncio.Future[list[str]]] = {}  # look-ups, by host
 
     async def connect_tcp(
         self,
@@ -89,9 +97,7 @@ class _Checked(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Any = None,
     ) -> httpcore.AsyncNetworkStream:
-        look_up = partial(socket.getaddrinfo, host.strip("[]"), port, type=socket.SOCK_STREAM)
-        found = await asyncio.get_running_loop().run_in_executor(self._lookups, look_up)
-        addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
+        addresses = await self._look_up(host)
         require_allowed(host, addresses, self._allowed)
         failure: Exception = NotSent(f"{host} has no address")
         for address in addresses:
@@ -100,6 +106,20 @@ class _Checked(httpcore.AsyncNetworkBackend):
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
         raise failure
+
+    async def _look_up(self, host: str) -> list[str]:
+        """Return the addresses of a host. What waits for the same name shares a thread, and may stop waiting for it."""
+        running = self._running.get(host)
+        if running is None:
+            running = asyncio.get_running_loop().run_in_executor(self._lookups, _addresses, host)
+            self._running[host] = running
+            running.add_done_callback(partial(self._looked_up, host))
+        return await asyncio.shield(running)
+
+    def _looked_up(self, host: str, done: asyncio.Future[list[str]]) -> None:
+        del self._running[host]
+        if not done.cancelled():
+            done.exception()  # seen, also if no task waits for it any more
 
     async def sleep(self, seconds: float) -> None:
         await self._inner.sleep(seconds)

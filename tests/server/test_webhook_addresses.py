@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tests.server.harness import running, settings_for
 from tests.server.test_webhooks import cancelled, failed
 from tests.support.receiver import receiving
 
-from penstock_server.webhooksender import NotSent, Refused, Sender, is_allowed
+from penstock_server.webhooksender import MAX_LOOKUPS, NotSent, Refused, Sender, is_allowed
 
 LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
 NOT_PUBLIC = [
@@ -122,6 +123,27 @@ async def test_name_server_that_hangs_delays_no_other_webhook(monkeypatch: pytes
         await asyncio.wait_for(asyncio.to_thread(int), 1.0)
         found = await asyncio.gather(*hanging, return_exceptions=True)
     assert all(isinstance(one, NotSent) for one in found)
+
+
+@pytest.mark.asyncio
+async def test_name_that_hangs_takes_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, asked = threading.Event(), list[str]()
+    look_up = socket.getaddrinfo
+
+    def hang(host: str, *args: Any, **options: Any) -> Any:
+        asked.append(host)
+        assert not host.startswith("hangs") or go_on.wait(60)
+        return look_up(host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    sender = Sender([LOOPBACK], limit_s=0.02)
+    try:
+        for _ in range(MAX_LOOKUPS + 1):
+            with pytest.raises(NotSent, match=r"no answer within 0\.02 s"):
+                await sender.post("http://hangs.invalid/", {}, "{}")
+        assert asked.count("hangs.invalid") == 1
+    finally:
+        go_on.set()
 
 
 @pytest.mark.asyncio
