@@ -49,6 +49,7 @@ from penstock_server.streams.logstore import LogStore
 from penstock_server.streams.metricswriter import MetricsWriter
 from penstock_server.streams.recorder import Recorder
 from penstock_server.streams.traces import Collector, Traces
+from penstock_server.succession import go_on
 from penstock_server.webhooksender import Sender
 
 SCHEDULE_EVERY_S = 5.0
@@ -130,6 +131,7 @@ async def open_runtime(settings: Settings, clock: Clock | None = None) -> AsyncI
             async with database.alone():
                 await upgrade(database)
                 await database.begin_term()
+                await go_on(database)
                 runtime = build(settings, clock or SystemClock(), database)
                 await runtime.tokens.ensure_admin()
                 async with _running(runtime):
