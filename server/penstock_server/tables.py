@@ -57,7 +57,8 @@ class JobRow(Base):
     `attempt`: number of the latest attempt, 0 before the first. A trainer that is started again within an attempt gets
     a new epoch too, so epochs run ahead of attempts. `next_attempt_at`: before this a job that recovers is not placed.
     `restarted_at`: the restarts that count in the job's `restart.window_s` (`services.budget`); none without a window.
-    `ends_by`: when the attempt has taken the job's `max_duration_s`, by the wall clock; None without that.
+    `restarts_by_class`: those that were taken from `restart.budgets`; `restarts` has them, too. `ends_by`: when the
+    attempt has taken the job's `max_duration_s`, or the wait for one its `max_wait_s`, by the wall clock; or None.
     `lost`: telemetry that never came, whole frames ("FRAMES") or rows by kind of frame.
     """
 
@@ -82,6 +83,7 @@ class JobRow(Base):
     attempt: Mapped[int] = mapped_column(default=0)
     restarts: Mapped[int] = mapped_column(default=0)
     restarted_at: Mapped[list[str]] = mapped_column(default=list, server_default="[]")
+    restarts_by_class: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
     next_attempt_at: Mapped[datetime | None]
     ends_by: Mapped[datetime | None]
     created_at: Mapped[datetime]

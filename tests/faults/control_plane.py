@@ -90,15 +90,20 @@ class ControlPlane(RuleBasedStateMachine):
         trainers=st.integers(1, 3), pservers=st.integers(0, 1), restarts=st.integers(0, 3),
         on=st.sampled_from([["infra"], ["infra", "user"], []]), cpus=st.integers(1, 2),
         window_s=st.sampled_from([None, 20.0]),
+        budgets=st.sampled_from([{}, {}, {"user": {"max_restarts": 1}, "preempted": {"max_restarts": 1}},
+                                 {"infra": {"max_restarts": 2, "window_s": 20.0, "first_pause_s": 0.0}}]),
+        max_wait_s=st.sampled_from([None, None, 30.0]),
     )  # fmt: skip
     def submit(
-        self, trainers: int, pservers: int, restarts: int, on: list[str], cpus: int, window_s: float | None = None
-    ) -> None:
+        self, trainers: int, pservers: int, restarts: int, on: list[str], cpus: int, window_s: float | None = None,
+        budgets: dict[str, Any] | None = None, max_wait_s: float | None = None,
+    ) -> None:  # fmt: skip
         spec = {
             "name": f"job{len(self.jobs)}", "entrypoint": ["true"], "mode": "pserver" if pservers else "command",
             "trainers": {"count": trainers, "cpus": cpus, "memory": "16MiB"},
             "pservers": {"count": pservers, "cpus": 1, "memory": "16MiB"},
-            "restart": {"max_restarts": restarts, "on": on, "window_s": window_s}, "stop_grace_s": 1.0,
+            "restart": {"max_restarts": restarts, "on": on, "window_s": window_s, "budgets": budgets or {}},
+            "stop_grace_s": 1.0, "max_wait_s": max_wait_s,
         }  # fmt: skip
         self.jobs.append(self.do(self.server.submit(JobSpec.model_validate(spec))))
 

@@ -110,8 +110,16 @@ def recovered(**fields: str) -> History:
     return replace(SOUND, events=tuple(events))
 
 
+def of_class(name: str, budget: tuple[int, float | None]) -> History:
+    """Return the sound history with its restart taken from the budget of user errors; the job has that of a class."""
+    taken = recovered(detail="trainer 0 exited with code 1; restart 1 of 1 for user follows")
+    return replace(taken, jobs=(replace(SOUND.jobs[0], max_restarts=0, budgets={name: budget}),))
+
+
 def test_sound_history_breaks_nothing() -> None:
     assert check(SOUND) == []
+    assert check(of_class("user", (1, None))) == []
+    assert check(of_class("user", (1, 10.0))) == []
 
 
 BREACHES: dict[str, tuple[str, Callable[[], History]]] = {
@@ -156,6 +164,12 @@ BREACHES: dict[str, tuple[str, Callable[[], History]]] = {
     "a preemption is charged": ("I10", lambda: recovered(reason="preempted")),
     "the budget is passed": ("I10", lambda: with_job(max_restarts=0)),
     "the budget of a window is passed": ("I10", lambda: with_job(max_restarts=0, window_s=10.0)),
+    "the budget of a class is passed": ("I10", lambda: of_class("user", (0, None))),
+    "a class without a budget is charged": ("I10", lambda: of_class("hang", (1, None))),
+    "a preemption with a budget is not charged": (
+        "I10", lambda: replace(
+            recovered(reason="preempted"),
+            jobs=(replace(SOUND.jobs[0], restarts=0, budgets={"preempted": (9, None)}),))),
     "a submission is not audited": ("I11", lambda: replace(SOUND, audited=frozenset({"n"}))),
     "a join is not audited": ("I11", lambda: replace(SOUND, audited=frozenset({"j"}))),
     "a node is unreachable for ever": ("I12", lambda: plus(*moved(25, "node", "n", "READY", "UNREACHABLE"))),

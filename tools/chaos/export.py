@@ -59,6 +59,11 @@ def _job(row: JobRow) -> JobRecord:
         why=row.why,
         is_managed=row.kind == "managed",
         window_s=row.spec.get("restart", {}).get("window_s"),
+        budgets={
+            name: (one["max_restarts"], one["window_s"])
+            for name, one in row.spec.get("restart", {}).get("budgets", {}).items()
+            if one is not None
+        },
     )
 
 

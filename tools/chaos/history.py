@@ -6,6 +6,7 @@ wrote themselves; `invariants.check` judges both. Times are seconds since 1970 o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -25,7 +26,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job as its row has it at the end. `size`: replicas of an attempt; `window_s`: in which restarts count."""
+    """A job as its row has it at the end. `size`: replicas of an attempt; `window_s`: in which restarts count.
+
+    `budgets`: of single classes of failures, how many restarts they may take, and in which window.
+    """
 
     id: str
     state: str
@@ -37,6 +41,7 @@ class JobRecord:
     why: str
     is_managed: bool = True
     window_s: float | None = None
+    budgets: Mapping[str, tuple[int, float | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

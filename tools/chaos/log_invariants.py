@@ -9,6 +9,7 @@ the audit log.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -33,6 +34,8 @@ _TABLES: Mapping[str, tuple[type[StrEnum], Mapping[str, frozenset[str]]]] = {
     "replica": (ReplicaState, {str(k): frozenset(map(str, v)) for k, v in REPLICA_TRANSITIONS.items()}),
     "node": (NodeState, {str(k): frozenset(map(str, v)) for k, v in NODE_TRANSITIONS.items()}),
 }
+
+_RESTART = re.compile(r"restart \d+ of \d+(?: within \S+ s)?(?: for (\w+))?")
 
 
 def one_attempt_at_a_time(history: History) -> Iterator[Violation]:
@@ -152,34 +155,50 @@ def states_are_folds(history: History) -> Iterator[Violation]:
 
 def restarts_are_charged_rightly(history: History) -> Iterator[Violation]:
     """I10."""
-    charged: dict[str, list[float]] = defaultdict(list)
+    charged: dict[str, list[Event]] = defaultdict(list)
     attempt: Counter[str] = Counter()
     started: set[tuple[str, int]] = set()
     replicas = {one.id: one for one in history.replicas}
+    pays_for_preemption = {job.id for job in history.jobs if "preempted" in job.budgets}
     for event in history.events:
         if event.kind == "replica":
             replica = replicas[event.subject]
             attempt[replica.job_id] = max(attempt[replica.job_id], replica.attempt)
             if event.before is None and event.reason == "replaces":
-                charged[replica.job_id].append(event.at)
+                charged[replica.job_id].append(event)
             if event.after == ReplicaState.RUNNING:
                 started.add((replica.job_id, replica.attempt))
         elif event.kind == "job" and event.after == JobState.RECOVERING:
             free = (event.subject, attempt[event.subject]) not in started and event.reason == StopReason.NODE_LOST
-            if event.reason != StopReason.PREEMPTED and not free:
-                charged[event.subject].append(event.at)
+            free |= event.reason == StopReason.PREEMPTED and event.subject not in pays_for_preemption
+            if not free:
+                charged[event.subject].append(event)
     for job in history.jobs:
         yield from _charges_of(job, charged[job.id])
 
 
-def _charges_of(job: JobRecord, charged: Sequence[float]) -> Iterator[Violation]:
-    """`charged`: when the events have a restart, oldest first."""
+def _charges_of(job: JobRecord, charged: Sequence[Event]) -> Iterator[Violation]:
+    """`charged`: the events that have a restart, oldest first."""
     if job.restarts != len(charged):
         yield Violation("I10", job.id, f"was charged {job.restarts} restarts; its events have {len(charged)}")
-    most = _most_in_window(charged, job.window_s)
-    if most > job.max_restarts:
-        within = "" if job.window_s is None else f" within {job.window_s:g} s"
-        yield Violation("I10", job.id, f"was charged {most} restarts of {job.max_restarts}{within}")
+    times: dict[str, list[float]] = defaultdict(list)
+    for event in charged:
+        times[_class_of(event)].append(event.at)
+    budgets = {"": (job.max_restarts, job.window_s), **job.budgets}
+    for name in times.keys() - budgets.keys():
+        yield Violation("I10", job.id, f"was charged for {name}, of which it has no budget")
+    for name, (limit, window_s) in budgets.items():
+        most = _most_in_window(times[name], window_s)
+        if most > limit:
+            within = "" if window_s is None else f" within {window_s:g} s"
+            alone = f" for {name}" if name else ""
+            yield Violation("I10", job.id, f"was charged {most} restarts of {limit}{within}{alone}")
+
+
+def _class_of(event: Event) -> str:
+    """Return the class from whose own budget a restart was taken, as the event says; "" for the shared one."""
+    found: list[str] = _RESTART.findall(event.detail)
+    return found[-1] if found else ""
 
 
 def _most_in_window(charged: Sequence[float], window_s: float | None) -> int:

@@ -12,6 +12,7 @@ const job = (more: Partial<Job>) =>
     started_at: null,
     restarts: 0,
     restarts_left: 0,
+    restarts_left_by_class: {},
     next_attempt_at: null,
     ...more,
   }) as unknown as Job;
@@ -22,6 +23,11 @@ test("a job that may not be started again says nothing of restarts", () => {
 
 test("restarts are shown with those that are allowed", () => {
   expect(attemptWords(job({ restarts: 2, restarts_left: 3 }))).toContain("2 of 5 restarts used");
+});
+
+test("restarts that a class has for itself count as well", () => {
+  const left = { user: 1, infra: 4 };
+  expect(attemptWords(job({ restarts: 2, restarts_left_by_class: left }))).toContain("2 of 7 restarts used");
 });
 
 test("a job in its pause says until when", () => {

@@ -24,6 +24,8 @@ from penstock.protocol.contract import Mode, reserved
 RetryClass = Literal["infra", "user", "hang"]
 OnDisconnect = Literal["continue", "stop"]
 
+MAX_PAUSE_S = 128.0
+"""The longest pause before an attempt: one that ends later is of a clock that was set back."""
 NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 _MEMORY = r"^ *([0-9]{1,15}) *(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)? *$"
 _UNIT = {
@@ -93,20 +95,49 @@ class Resources(Strict):
         return value
 
 
+WindowS = Annotated[
+    float | None,
+    Field(
+        ge=1, le=366 * 86400,
+        description="seconds after which a restart counts against max_restarts no more; default: it always counts",
+    ),
+]  # fmt: skip
+
+
+class RestartBudget(Strict):
+    """The restarts of one class of failures, counted apart from all others, and the back-off before its attempts."""
+
+    max_restarts: int = Field(3, ge=0, le=1000)
+    window_s: WindowS = None
+    first_pause_s: float = Field(
+        1.0, ge=0, le=MAX_PAUSE_S,
+        description="seconds before the next attempt when two in a row failed within 30 s; doubled with each more",
+    )  # fmt: skip
+    longest_pause_s: float = Field(MAX_PAUSE_S, ge=0, le=MAX_PAUSE_S, description="seconds up to which it is doubled")
+
+
+class RestartBudgets(Strict):
+    """Budgets by class. A class that has one need not be in `on`."""
+
+    infra: RestartBudget | None = None
+    user: RestartBudget | None = None
+    hang: RestartBudget | None = None
+    preempted: RestartBudget | None = Field(None, description="default: as often as nodes leave")
+
+
 class Restart(Strict):
     """When a failed attempt is followed by another. An attempt of which nothing had started never counts.
 
     `on`: "infra", faults of machines: a lost node, a full disk, a killed process guard; "user": the script's own;
     "hang": no trainer has ended a step for 8 times their median and 60 s. Without that, a hang is only reported.
-    A preempted attempt, and a job for which there is no capacity, take no restart.
+    These share `max_restarts`, but for classes that have one of `budgets`. A preempted attempt takes no restart
+    without a budget; how long a job waits for capacity, `max_wait_s` of the job limits.
     """
 
     max_restarts: int = Field(3, ge=0, le=1000)
-    window_s: float | None = Field(
-        None, ge=1, le=366 * 86400,
-        description="seconds after which a restart counts against max_restarts no more; default: it always counts",
-    )  # fmt: skip
+    window_s: WindowS = None
     on: list[RetryClass] = ["infra"]
+    budgets: RestartBudgets = Field(default_factory=RestartBudgets)
 
 
 class Checkpoint(Strict):
@@ -186,6 +217,11 @@ class JobSpec(Strict):
         None, gt=0, le=366 * 86400,
         description="seconds that an attempt may take from its placement on; one that takes longer ends the job. "
         "A node that leaves before that is not used",
+    )  # fmt: skip
+    max_wait_s: float | None = Field(
+        None, gt=0, le=366 * 86400,
+        description="seconds for which the job, or another attempt of it, waits to be placed; then it fails "
+        "(no_capacity). Default: as long as it takes",
     )  # fmt: skip
     stop_grace_s: float = Field(5.0, ge=0, le=600, description="seconds between SIGTERM and SIGKILL")
     on_disconnect: OnDisconnect = Field(

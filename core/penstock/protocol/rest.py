@@ -86,6 +86,7 @@ class Job(TypedDict):
     replicas: list[Replica]
     restarts: int
     restarts_left: int
+    restarts_left_by_class: dict[str, int]
     spec: dict[str, Any]
     started_at: str | None
     state: str

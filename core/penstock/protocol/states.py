@@ -59,6 +59,7 @@ class StopReason(StrEnum):
     PREEMPTED = "preempted"
     MAX_DURATION = "max_duration"
     HANG = "hang"
+    NO_CAPACITY = "no_capacity"
     DETACHED = "detached"
 
 
@@ -122,5 +123,6 @@ def terminal_of(reason: StopReason) -> JobState:
             | StopReason.PREEMPTED
             | StopReason.MAX_DURATION
             | StopReason.HANG
+            | StopReason.NO_CAPACITY
         ):
             return J.FAILED

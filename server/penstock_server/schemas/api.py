@@ -83,6 +83,7 @@ class Job(Answer):
     attempt: int
     restarts: int = Field(description="processes and attempts that were started again so far")
     restarts_left: int = Field(description="of the job's restart.max_restarts, in its restart.window_s")
+    restarts_left_by_class: dict[str, int] = Field(description="of the job's restart.budgets, by class")
     next_attempt_at: Timestamp | None = Field(description="before this a job that recovers is not placed again")
     created_at: Timestamp
     started_at: Timestamp | None

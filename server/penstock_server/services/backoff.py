@@ -7,13 +7,16 @@ the 30 s that trainers wait for a server (`PENSTOCK_PS_DEADLINE_S`); for a whole
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
+
+from penstock.protocol.jobspec import MAX_PAUSE_S
 
 FIRST = timedelta(seconds=1)
 LONGEST = timedelta(seconds=8)
-LONGEST_OF_ATTEMPTS = timedelta(seconds=128)
+LONGEST_OF_ATTEMPTS = timedelta(seconds=MAX_PAUSE_S)
 STEADY = timedelta(seconds=30)
 """One that ran so long has not failed soon."""
 
@@ -26,7 +29,9 @@ class Span:
     finished_at: datetime | None
 
 
-def starts_at(former: Sequence[Span], created_at: datetime, *, longest: timedelta = LONGEST) -> datetime:
+def starts_at(
+    former: Sequence[Span], created_at: datetime, *, first: timedelta = FIRST, longest: timedelta = LONGEST
+) -> datetime:
     """Return when a process or an attempt may start. `former`: those in whose place it is, oldest first."""
     soon = 0
     for life in former:
@@ -34,7 +39,13 @@ def starts_at(former: Sequence[Span], created_at: datetime, *, longest: timedelt
         soon = 1 if is_steady else soon + 1
     if soon < 2:
         return created_at
-    return created_at + min(FIRST * (1 << min(soon - 2, 10)), longest)
+    return created_at + min(first * (1 << min(soon - 2, 10)), longest)
+
+
+def waits_until(spec: Mapping[str, Any], since: datetime) -> datetime | None:
+    """Return when a job that waits to be placed from `since` on has waited for its `max_wait_s`; None without that."""
+    max_wait_s = spec.get("max_wait_s")
+    return None if max_wait_s is None else since + timedelta(seconds=max_wait_s)
 
 
 def is_due(at: datetime, now: datetime, *, longest: timedelta = LONGEST) -> bool:

@@ -8,6 +8,7 @@ from penstock.protocol.states import TERMINAL_JOB, JobState, ReplicaState
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
 from penstock_server.services.arrivals import LEAST_S, Arrivals, Hang
+from penstock_server.services.budget import has_own
 from penstock_server.services.settle import LogTail, end_hung, locked_job, replicas_of, settle
 from penstock_server.services.transitions import noted
 from penstock_server.tables import JobRow
@@ -72,7 +73,8 @@ class Hangs:
             now = self._clock.now()
             job.why = hang.sentence()
             noted(tx, job, at=now, reason="hang", detail=f"{job.why}\n{hang.table()}")
-            if "hang" in job.spec.get("restart", {}).get("on", ()):
+            restart = job.spec.get("restart", {})
+            if "hang" in restart.get("on", ()) or has_own(restart, "hang"):
                 await end_hung(tx, job, at=now, tail=self._tail)
         return True
 

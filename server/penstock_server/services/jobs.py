@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from sqlalchemy import ColumnElement, func, select
@@ -282,6 +282,8 @@ class Jobs:
             attempt=0,
             restarts=0,
             restarted_at=[],
+            restarts_by_class={},
+            ends_by=None if spec.max_wait_s is None else now + timedelta(seconds=spec.max_wait_s),
         )
         tx.subject = row.id
         created(tx, row, at=now)

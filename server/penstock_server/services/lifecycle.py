@@ -12,8 +12,8 @@ lasts and its node is there; only a lost node makes a new attempt of the whole.
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from penstock.protocol.states import (
@@ -26,6 +26,7 @@ from penstock.protocol.states import (
     StopReason,
     terminal_of,
 )
+from penstock_server.services.budget import Budget
 
 NOT_EXECUTED = frozenset({126, 127})
 """Exit codes with which an agent reports that the entrypoint could not be started: may not be, is not there."""
@@ -64,7 +65,8 @@ class JobFacts:
     """What is known of a job. `replicas`: those of the current attempt, of a role and index the newest.
 
     `restarts`: those that count against `max_restarts` now; `window_s`: for how long each does, None: always.
-    `has_started`: whether any process of the attempt has, also one in whose place there is another.
+    `own`: budgets of classes that do not share that one. `has_started`: whether any process of the attempt has, also
+    one in whose place there is another.
     """
 
     state: JobState
@@ -78,13 +80,14 @@ class JobFacts:
     has_pservers: bool = False
     has_started: bool = False
     window_s: float | None = None
+    own: Mapping[str, Budget] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """Go to `to`, for `reason`. `why`: one sentence for a person. `culprit`: replica whose log explains it.
 
-    `is_restart`: it takes one of the job's restarts.
+    `is_restart`: it takes one of the job's restarts, for `retry_class`.
     """
 
     to: JobState
@@ -92,14 +95,16 @@ class Step:
     why: str
     culprit: str | None = None
     is_restart: bool = False
+    retry_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Start another process in the place of one that ended; it counts as a restart. `why`: for a person."""
+    """Start another process in the place of one that ended; it counts as a restart for `retry_class`."""
 
     replica: ReplicaFacts
     why: str
+    retry_class: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +134,10 @@ def decide(job: JobFacts) -> Step | Replace | None:
 
 def hung(job: JobFacts, why: str) -> Step:
     """Return what follows for a job whose attempt hangs and is not to be waited for."""
-    if job.restarts < job.max_restarts:
-        why = f"{why}; {_next_restart(job)} follows"
-        return Step(JobState.RECOVERING, StopReason.HANG, why, is_restart=True)
+    budget = _budget(job, "hang")
+    if budget is not None and budget.left:
+        why = f"{why}; {budget.next()} follows"
+        return Step(JobState.RECOVERING, StopReason.HANG, why, is_restart=True, retry_class="hang")
     return Step(JobState.STOPPING, StopReason.HANG, why)
 
 
@@ -231,28 +237,36 @@ def _is_crash(failure: _Failure) -> bool:
 
 def _fail(job: JobFacts, failure: _Failure) -> Step | Replace:
     why = sentence(failure.replica)
-    if _is_replaceable(job, failure):
-        return Replace(failure.replica, f"{why}; it is started again: {_next_restart(job)}")
-    if failure.reason is StopReason.PREEMPTED:
+    in_place = _budget_in_place(job, failure)
+    if in_place is not None:
+        retry_class, budget = in_place
+        return Replace(failure.replica, f"{why}; it is started again: {budget.next()}", retry_class)
+    if failure.reason is StopReason.PREEMPTED and "preempted" not in job.own:
         return Step(JobState.RECOVERING, failure.reason, f"{why}; it is placed again")
     if failure.reason is StopReason.NODE_LOST and not job.has_started:
         return Step(JobState.RECOVERING, failure.reason, f"{why}; nothing had started, so it is placed again")
     culprit = None if failure.reason is StopReason.START_FAILED else failure.replica.id
-    if failure.retry_class in job.restart_on and job.restarts < job.max_restarts:
-        why = f"{why}; {_next_restart(job)} follows"
-        return Step(JobState.RECOVERING, failure.reason, why, culprit, is_restart=True)
+    follows = _budget(job, failure.retry_class)
+    if follows is not None and follows.left:
+        why = f"{why}; {follows.next()} follows"
+        return Step(JobState.RECOVERING, failure.reason, why, culprit, is_restart=True, retry_class=failure.retry_class)
     return Step(JobState.STOPPING, failure.reason, why, culprit)
 
 
-def _next_restart(job: JobFacts) -> str:
-    within = "" if job.window_s is None else f" within {job.window_s:g} s"
-    return f"restart {job.restarts + 1} of {job.max_restarts}{within}"
+def _budget(job: JobFacts, retry_class: str) -> Budget | None:
+    """Return what a restart of a class is taken from; None if failures of that class are followed by none."""
+    if retry_class in job.own:
+        return job.own[retry_class]
+    return Budget(job.restarts, job.max_restarts, job.window_s) if retry_class in job.restart_on else None
 
 
-def _is_replaceable(job: JobFacts, failure: _Failure) -> bool:
-    if not job.has_pservers or job.restarts >= job.max_restarts or failure.reason is not StopReason.REPLICA_FAILED:
-        return False
-    return failure.retry_class in job.restart_on or ("infra" in job.restart_on and _was_killed(failure.replica))
+def _budget_in_place(job: JobFacts, failure: _Failure) -> tuple[str, Budget] | None:
+    """Return for which class, and from what, a restart of a process alone is taken; None if there is none."""
+    if not job.has_pservers or failure.reason is not StopReason.REPLICA_FAILED:
+        return None
+    classes = [failure.retry_class, *(["infra"] if _was_killed(failure.replica) else [])]
+    budgets = ((retry_class, _budget(job, retry_class)) for retry_class in classes)
+    return next(((name, one) for name, one in budgets if one is not None and one.left), None)
 
 
 def _was_killed(replica: ReplicaFacts) -> bool:

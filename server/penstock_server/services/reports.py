@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy import select
@@ -19,7 +19,8 @@ from penstock_server.services.settle import LogTail, load, locked_job, replicas_
 from penstock_server.services.transitions import allowed, transition
 from penstock_server.tables import JobRow, NodeRow, ReplicaRow
 
-_STOPPABLE = (JobState.STARTING, JobState.RUNNING)
+_WAITING = (JobState.QUEUED, JobState.RECOVERING)
+_STOPPABLE = (*_WAITING, JobState.STARTING, JobState.RUNNING)
 _FORWARD = {ReplicaState.ASSIGNED: 0, ReplicaState.PREPARING: 1, ReplicaState.UNKNOWN: 1, ReplicaState.RUNNING: 2}
 REPORTS_AT_ONCE = 16
 """What one transaction takes at most, for which a submission waits."""
@@ -53,7 +54,7 @@ class Reports:
         self._pserver_grace = timedelta(seconds=pserver_grace_s)
         self._group = GroupCommit(database, self._apply, most=REPORTS_AT_ONCE, gather_s=GATHER_S)
         self._stopping_since: dict[str, float] = {}  # on the monotonic clock: when a stop began
-        self._limits: dict[tuple[str, int], float] = {}  # on the monotonic clock: when an attempt has taken too long
+        self._limits: dict[tuple[str, datetime], float] = {}  # on the monotonic clock: when it has taken too long
         self.released: frozenset[str] = frozenset()
         """Pservers that had their time to end by themselves after their trainers: they are not wanted any more."""
 
@@ -218,31 +219,36 @@ class Reports:
             await self._settle_all(tx, jobs)
 
     async def stop_long_ones(self) -> None:
-        """Stop jobs whose attempt has taken longer than their description allows."""
-        statement = select(JobRow.id, JobRow.attempt, JobRow.ends_by)
+        """Stop jobs whose attempt, or whose wait for one, has taken longer than their description allows."""
+        statement = select(JobRow.id, JobRow.ends_by)
         statement = statement.where(JobRow.state.in_(_STOPPABLE), JobRow.ends_by.is_not(None))
         async with self._db.glance() as session:
             found = (await session.execute(statement)).all()
-        self._note_limits({(job_id, attempt): by for job_id, attempt, by in found if by is not None})
-        for (job_id, attempt), limit in self._limits.items():
+        self._note_limits([(job_id, by) for job_id, by in found if by is not None])
+        for (job_id, ends_by), limit in self._limits.items():
             if limit <= self._clock.monotonic():
-                await self._stop_long(job_id, attempt)
+                await self._stop_long(job_id, ends_by)
 
-    async def _stop_long(self, job_id: str, attempt: int) -> None:
+    async def _stop_long(self, job_id: str, ends_by: datetime) -> None:
         async with self._db.write() as tx:
             job = await locked_job(tx, job_id)
-            if job is None or job.attempt != attempt or job.state not in _STOPPABLE:
+            if job is None or job.ends_by != ends_by or job.state not in _STOPPABLE:
                 return
-            job.why = f"its attempt has taken {job.spec['max_duration_s']:g} s, which is max_duration_s"
+            if job.state in _WAITING:
+                reason = StopReason.NO_CAPACITY
+                job.why = f"was not placed within {job.spec['max_wait_s']:g} s, which is max_wait_s: {job.why}"
+            else:
+                reason = StopReason.MAX_DURATION
+                job.why = f"its attempt has taken {job.spec['max_duration_s']:g} s, which is max_duration_s"
             now = self._clock.now()
-            transition(tx, job, JobState.STOPPING, at=now, reason=StopReason.MAX_DURATION, detail=job.why)
+            transition(tx, job, JobState.STOPPING, at=now, reason=reason, detail=job.why)
             tx.effects.nodes.update(r.node_id for r in await replicas_of(tx, job) if r.node_id is not None)
             await settle(tx, job, at=now, tail=self._tail, grace_s=self._grace_s)
 
-    def _note_limits(self, ends: Mapping[tuple[str, int], datetime]) -> None:
+    def _note_limits(self, ends: Sequence[tuple[str, datetime]]) -> None:
         """Note when attempts have taken too long. As for stops, the wall clock is read when one is seen first."""
         before, now, seen = self._limits, self._clock.now(), self._clock.monotonic()
-        self._limits = {one: before.get(one, seen + (by - now).total_seconds()) for one, by in ends.items()}
+        self._limits = {one: before.get(one, seen + (one[1] - now).total_seconds()) for one in ends}
 
     def _note_stops(self, pairs: Sequence[tuple[ReplicaRow, JobRow]], now: datetime) -> None:
         """Note when stops began. From then on the wall clock may be set: it is read when a stop is seen first."""

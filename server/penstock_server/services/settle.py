@@ -11,7 +11,7 @@ from sqlalchemy import select
 from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.db import Tx, next_numbers
 from penstock_server.services import budget
-from penstock_server.services.backoff import LONGEST_OF_ATTEMPTS, Span, starts_at
+from penstock_server.services.backoff import FIRST, LONGEST_OF_ATTEMPTS, Span, starts_at, waits_until
 from penstock_server.services.lifecycle import JobFacts, Replace, ReplicaFacts, Step, decide, hung, watching
 from penstock_server.services.transitions import created, transition
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
@@ -98,8 +98,8 @@ async def _apply(tx: Tx, job: JobRow, step: Step, *, at: datetime, tail: LogTail
     why = step.why
     if step.to is JobState.RECOVERING:
         if step.is_restart:
-            _charge(job, at)
-        why += await _pause(tx, job, at)
+            _charge(job, at, step.retry_class)
+        why += await _pause(tx, job, at, step.retry_class)
     transition(tx, job, step.to, at=at, reason=step.reason, detail=why)
     job.why = why
     if step.culprit is not None:
@@ -118,7 +118,7 @@ async def _replace(tx: Tx, job: JobRow, step: Replace, replicas: Sequence[Replic
     nothing, and requests to it name the epoch of the trainer.
     """
     former = next(row for row in replicas if row.id == step.replica.id)
-    _charge(job, at)
+    _charge(job, at, step.retry_class)
     if former.role == "trainer":
         job.epoch += 1
     row = ReplicaRow(
@@ -131,19 +131,25 @@ async def _replace(tx: Tx, job: JobRow, step: Replace, replicas: Sequence[Replic
     created(tx, row, at=at, reason="replaces", detail=step.why)
 
 
-def _charge(job: JobRow, at: datetime) -> None:
+def _charge(job: JobRow, at: datetime, retry_class: str) -> None:
     """Take one of the job's restarts."""
+    restart = job.spec.get("restart", {})
     job.restarts += 1
-    job.restarted_at = budget.charged(job.restarted_at, job.spec.get("restart", {}).get("window_s"), at)
+    if budget.has_own(restart, retry_class):
+        job.restarts_by_class = budget.charged_to(restart, job.restarts_by_class, retry_class, at)
+    else:
+        job.restarted_at = budget.charged(job.restarted_at, restart.get("window_s"), at)
 
 
-async def _pause(tx: Tx, job: JobRow, at: datetime) -> str:
-    """Note when the next attempt may start; return the text that describes it."""
+async def _pause(tx: Tx, job: JobRow, at: datetime, retry_class: str) -> str:
+    """Note when the next attempt may start, and until when it waits; return the text that describes it."""
     statement = select(AttemptRow).where(AttemptRow.job_id == job.id).order_by(AttemptRow.number)
     attempts = (await tx.session.execute(statement)).scalars()
     former = [Span(one.created_at, one.finished_at or at) for one in attempts]
-    next_at = starts_at(former, at, longest=LONGEST_OF_ATTEMPTS)
+    first, longest = budget.pauses(job.spec.get("restart", {}), retry_class) or (FIRST, LONGEST_OF_ATTEMPTS)
+    next_at = starts_at(former, at, first=first, longest=longest)
     job.next_attempt_at = next_at if next_at > at else None
+    job.ends_by = waits_until(job.spec, next_at)
     seconds = (next_at - at).total_seconds()
     return f" after a pause of {seconds:g} s, since attempts failed soon after each other" if seconds else ""
 
@@ -163,15 +169,16 @@ async def _nodes_of_all_attempts(tx: Tx, job: JobRow) -> set[str]:
 
 def _facts(job: JobRow, replicas: Sequence[ReplicaRow], names: dict[str, str], at: datetime) -> JobFacts:
     restart = job.spec.get("restart", {})
-    window_s = restart.get("window_s")
+    shared = budget.shared(restart, job.restarts, job.restarted_at, job.restarts_by_class, at)
     return JobFacts(
         state=JobState(job.state),
         attached=job.kind == "attached",
         reason=job.reason,
         detail=job.reason_detail,
-        restarts=budget.taken(job.restarts, job.restarted_at, window_s, at),
-        max_restarts=restart.get("max_restarts", 0),
-        window_s=window_s,
+        restarts=shared.taken,
+        max_restarts=shared.most,
+        window_s=shared.window_s,
+        own=budget.own(restart, job.restarts_by_class, at),
         restart_on=frozenset(restart.get("on", ())),
         replicas=tuple(_replica_facts(r, names) for r in _counted(job, replicas)),
         has_pservers=job.spec.get("mode") == "pserver",

@@ -115,7 +115,7 @@ def _job_view(row: JobRow, replicas: Sequence[ReplicaRow], now: LiveJob | None, 
         {
             **columns(api.Job, row),
             "spec": {**row.spec, "env": env},
-            "restarts_left": _restarts_left(row, at),
+            **_restarts_left(row, at),
             "next_attempt_at": row.next_attempt_at if row.state == JobState.RECOVERING else None,
             "progress": progress,
             "eta_s": None if ended else (now.eta_s if now is not None else row.eta_s),
@@ -125,7 +125,10 @@ def _job_view(row: JobRow, replicas: Sequence[ReplicaRow], now: LiveJob | None, 
     )
 
 
-def _restarts_left(row: JobRow, at: datetime) -> int:
+def _restarts_left(row: JobRow, at: datetime) -> dict[str, Any]:
     restart = row.spec.get("restart", {})
-    taken = budget.taken(row.restarts, row.restarted_at, restart.get("window_s"), at)
-    return max(0, int(restart.get("max_restarts", 0)) - taken)
+    own = budget.own(restart, row.restarts_by_class, at)
+    return {
+        "restarts_left": budget.shared(restart, row.restarts, row.restarted_at, row.restarts_by_class, at).left,
+        "restarts_left_by_class": {name: one.left for name, one in own.items()},
+    }
