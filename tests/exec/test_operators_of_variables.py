@@ -1,4 +1,5 @@
-"""Operators of Variables as in Fluid: where a batch is first they begin together, and `+=` makes another variable."""
+"""Operators of Variables as in Fluid: where a batch is first they begin together, `+=` makes another variable,
+and whole numbers have whole quotients."""
 
 from __future__ import annotations
 
@@ -72,3 +73,45 @@ def test_assigning_operators_of_a_module_write_as_in_torch() -> None:
             return doubled
 
     np.testing.assert_array_equal(run(lambda x, mask: Writing()(x)), X * 2.0)
+
+
+COUNTS, SHARES = np.array([-7, 7, 8, 0]), np.array([2, -2, 3, 5])
+
+
+def run_whole(build: Callable[[Any, Any], Any], dtype: str = "int64") -> np.ndarray:
+    main, exe = fluid.Program(), fluid.Executor()
+    with fluid.program_guard(main, fluid.Program()):
+        made = build(fluid.data("counts", [None], dtype), fluid.data("shares", [None], dtype))
+    return np.asarray(exe.run(main, {"counts": COUNTS.astype(dtype), "shares": SHARES.astype(dtype)}, [made])[0])
+
+
+WHOLE: dict[str, tuple[Callable[[Any, Any], Any], list[int]]] = {
+    "variables": (lambda a, b: a / b, [-3, -3, 2, 0]),
+    "by an int": (lambda a, b: a / 2, [-3, 3, 4, 0]),
+    "by a float": (lambda a, b: a / 2.0, [-3, 3, 4, 0]),
+    "by a number of numpy": (lambda a, b: a / np.int64(2), [-3, 3, 4, 0]),
+    "of a number": (lambda a, b: 7 / b, [3, -3, 2, 1]),
+    "assigned": (operator.itruediv, [-3, -3, 2, 0]),
+    "layer": (L.elementwise_div, [-3, -3, 2, 0]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("case", WHOLE)
+def test_quotients_of_whole_numbers_are_whole(case: str, dtype: str) -> None:
+    build, wanted = WHOLE[case]
+    found = run_whole(build, dtype)  # as C++ divides, towards zero
+    assert (found.dtype, found.tolist()) == (np.dtype(dtype), wanted)
+
+
+def test_a_fraction_or_a_float_makes_a_quotient_of_floats() -> None:
+    np.testing.assert_allclose(run_whole(lambda a, b: a / 2.5), COUNTS / 2.5, rtol=1e-6)
+    np.testing.assert_allclose(run_whole(lambda a, b: a / L.cast(b, "float64")), COUNTS / SHARES)
+
+
+def test_modules_divide_whole_numbers_as_torch_does() -> None:
+    class Dividing(torch.nn.Module):
+        def forward(self, a: Any, b: Any) -> Any:
+            return a / b
+
+    np.testing.assert_allclose(run_whole(Dividing()), COUNTS / SHARES, rtol=1e-6)

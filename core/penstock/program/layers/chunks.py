@@ -45,9 +45,10 @@ def chunk_eval(
         lengths = _lengths(input, label) if seq_length is None else seq_length
         operands = (input, label, lengths, chunk_scheme, int(num_chunk_types), list(excluded_chunk_types or ()))
         found, there, both = record_call(torch.ops.penstock.chunk_eval, operands, {}).split(1)
-        precision, recall = (both / total.clamp(min=1) for total in (found, there))
+        hits = both.to(torch.float32)
+        precision, recall = (hits / total.clamp(min=1) for total in (found, there))
         # 2 p r / (p + r) of p = both / found, r = both / there; 0 where nothing was found.
-        score = 2 * both / (found + there).clamp(min=1)
+        score = 2 * hits / (found + there).clamp(min=1)
         return precision, recall, score, found, there, both
 
 

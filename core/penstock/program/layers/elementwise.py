@@ -10,6 +10,7 @@ import torch
 from penstock.errors import ProgramError
 from penstock.program.layers.activations import activate
 from penstock.program.program import Program
+from penstock.program.record.alignment import is_whole
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.declared import written
 from penstock.program.record.ragged import join_sizes
@@ -40,10 +41,14 @@ def _aligned(x: Any, y: Any, axis: int, kind: str) -> Any:
     return y.reshape([*y.shape, *[1] * behind])
 
 
+def _quotient(x: Any, y: Any) -> Any:
+    return torch.div(x, y, rounding_mode="trunc") if is_whole(x) and is_whole(y) else torch.div(x, y)
+
+
 elementwise_add = _elementwise("elementwise_add", torch.add)
 elementwise_sub = _elementwise("elementwise_sub", torch.sub)
 elementwise_mul = _elementwise("elementwise_mul", torch.mul)
-elementwise_div = _elementwise("elementwise_div", torch.div)
+elementwise_div = _elementwise("elementwise_div", _quotient)
 elementwise_max = _elementwise("elementwise_max", torch.maximum)
 elementwise_min = _elementwise("elementwise_min", torch.minimum)
 elementwise_pow = _elementwise("elementwise_pow", torch.pow)

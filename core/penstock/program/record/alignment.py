@@ -1,17 +1,24 @@
 """What an operator of Variables (`x * mask`) means: in a module or a captured loss what it does in torch, else what it
-does in Fluid, where operands that have the batch begin together, and `x += y` makes another variable.
+does in Fluid, where operands that have the batch begin together, `x += y` makes another variable, and the quotient of
+whole numbers is one.
 
-Source: python/paddle/fluid/layers/math_op_patch.py (Fluid 1.8), which gives the operator axis=0 there.
+Source: python/paddle/fluid/layers/math_op_patch.py (Fluid 1.8), which gives the operator axis=0 there;
+elementwise_div_op.h, which divides in the type of the operands.
 """
 
 from __future__ import annotations
 
+import numbers
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from penstock.program.expr import Dim, Expr
 from penstock.program.record.source import running_module
 
 _ALIGNED = frozenset(["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "iadd", "isub", "imul", "itruediv"])
+_WHOLE = frozenset([torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
 _WRITING = frozenset(["__iadd__", "__isub__", "__imul__", "__itruediv__"])
 _ALIGNED |= frozenset(["eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor"])
 
@@ -26,9 +33,40 @@ def follows_fluid(recording: Any) -> bool:
     return bool(recording.aligns) and running_module() is None
 
 
+def is_whole(operand: Any) -> bool:
+    """Whether it is a variable of whole numbers, or one number without a fraction: a float, too, as in Fluid."""
+    if isinstance(operand, numbers.Real) and not isinstance(operand, bool):
+        return float(operand).is_integer()
+    return getattr(operand, "dtype", None) in _WHOLE
+
+
+def divides_whole(name: str, operands: Sequence[Any]) -> bool:
+    """Whether an operator is a quotient of whole numbers."""
+    return maker_of(name) in ("__truediv__", "__rtruediv__") and all(map(is_whole, operands))
+
+
+def whole_quotient(name: str, operands: Sequence[Any], call: Callable[..., Any]) -> Any:
+    """Record a quotient of whole numbers by `call(function, operands, keywords)`, rounded towards zero.
+
+    One of the operands may be a number, the variable's operand on its right, or, of `__rtruediv__`, on its left.
+    """
+    left, right = (
+        operand if hasattr(operand, "fake") else int(operand)
+        for operand in (reversed(operands) if name == "__rtruediv__" else operands)
+    )
+    dividend = call(torch.full_like, (right, left), {}) if isinstance(left, int) else left
+    return call(torch.div, (dividend, right), {"rounding_mode": "trunc"})
+
+
 def is_aligned(name: str) -> bool:
     """Whether an operator (`__radd__`) aligns its operands."""
     return {name.strip("_"), name.strip("_").removeprefix("r")} & _ALIGNED != set()
+
+
+def operands_of(name: str, operand: Any, others: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the operands of an operator of a variable: two variables aligned, if it aligns them."""
+    is_pair = is_aligned(name) and hasattr(others[0], "fake")
+    return aligned(operand, others[0]) if is_pair else (operand, *others)
 
 
 def aligned(left: Any, right: Any) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from penstock.errors import ProgramError
 from penstock.log import warn_once
 from penstock.program.ir import VarDesc
 from penstock.program.program import Block, Program
-from penstock.program.record.alignment import aligned, follows_fluid, is_aligned, maker_of
+from penstock.program.record import alignment
 from penstock.program.record.attributes import Kind, ParamAttr, Rates, attributes_of
 from penstock.program.record.composite import CompositeMode, plain_functional
 from penstock.program.record.context import default_main_program, recording_lock, variable_used
@@ -349,11 +349,13 @@ def dtype_named(dtype: Any) -> torch.dtype:
 
 def _operator(name: str) -> Callable[..., Any]:
     """Return an operator. `+=` makes another variable, as in Fluid, but within a module or a captured loss."""
-    method, making = (getattr(torch.Tensor, n) for n in (name, maker_of(name)))
+    method, making = (getattr(torch.Tensor, n) for n in (name, alignment.maker_of(name)))
 
     def call(self: Variable, *args: Any) -> Any:
-        operands = aligned(self, args[0]) if is_aligned(name) and isinstance(args[0], Variable) else (self, *args)
-        is_fluids = making is not method and follows_fluid(self._recording)
+        operands = alignment.operands_of(name, self, args)
+        if alignment.divides_whole(name, operands) and alignment.follows_fluid(self._recording):
+            return alignment.whole_quotient(name, operands, record_call)
+        is_fluids = making is not method and alignment.follows_fluid(self._recording)
         return record_call(making if is_fluids else method, operands, {})
 
     call.__name__ = name
