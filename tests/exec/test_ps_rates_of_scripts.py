@@ -182,3 +182,13 @@ def test_a_rate_of_the_data_is_refused_when_transpiling() -> None:
     with pytest.raises(ProgramError, match=r"computes a learning rate of 'y', an input\..*fluid.layers.noam_decay"):
         transpiled(recorded)
     assert str(recorded.main) == before
+
+
+@pytest.mark.parametrize("factor", [None, 2.0])
+def test_a_rate_that_is_fed_is_refused_when_transpiling(factor: float | None) -> None:
+    def fed() -> Any:
+        rate = fluid.data("rate", [1], "float32")
+        return fluid.optimizer.Adam(rate if factor is None else rate * factor)
+
+    with pytest.raises(ProgramError, match=r"computes a learning rate of 'rate', an input\..*fluid.layers.noam_decay"):
+        transpiled(tower(fed))

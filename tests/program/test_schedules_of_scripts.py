@@ -93,3 +93,55 @@ def test_a_rate_of_16_bits_is_refused_when_it_is_recorded(optimizer: Any, dtype:
             with pytest.raises(ProgramError, match=rf"{dtype}.* has 16 bits.*fluid.layers.cast\(rate, 'float32'\)"):
                 optimizer(rate).minimize(loss)
             optimizer(L.cast(L.noam_decay(4, 10), "float32")).minimize(loss)
+
+
+FED = [0.5, 0.25, 0.0, 0.125]
+
+
+def fed_by_numbers(optimizer: Any, form: Any, number: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weight before and after steps whose rates are fed; `form`: how two replicas exchange, None: there is
+    one."""
+    main, startup, scope = fluid.Program(), fluid.Program(), fluid.Scope()
+    with fluid.program_guard(main, startup):
+        fed = fluid.data("rate", [1], "float64")
+        loss = L.mean(L.fc(fluid.data("x", [None, 4], "float64"), 1, param_attr="w", bias_attr=False))
+        optimizer(fed * 0.5).minimize(loss)
+    exe, program = fluid.Executor(fluid.CPUPlace()), main
+    exe.run(startup, scope=scope)
+    first = np.array(scope.find_var("w"))
+    if form is not None:
+        build = fluid.BuildStrategy()
+        build.reduce_strategy = form
+        program = fluid.CompiledProgram(main).with_data_parallel(loss.name, build, places=[fluid.CPUPlace()] * 2)
+    for rate in FED:
+        exe.run(program, {"x": np.ones((4, 4)), "rate": number(2 * rate)}, [loss], scope=scope)
+    return first, np.array(scope.find_var("w"))
+
+
+def adam_by_formula(w: np.ndarray) -> np.ndarray:
+    """Fluid 1.8's adam_op of gradients of 1."""
+    first = second = 0.0
+    for step, rate in enumerate(FED, start=1):
+        first, second = 0.9 * first + 0.1, 0.999 * second + 0.001
+        corrected = rate * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+        w = w - corrected * first / (np.sqrt(second) + 1e-8)
+    return w
+
+
+REDUCE = fluid.BuildStrategy.ReduceStrategy
+
+
+@pytest.mark.parametrize("number", [float, lambda rate: np.array([rate])], ids=["float", "array"])
+@pytest.mark.parametrize("form", [None, REDUCE.AllReduce, REDUCE.Reduce])
+def test_rates_that_are_fed_are_those_of_the_updates(form: Any, number: Any) -> None:
+    before, after = fed_by_numbers(fluid.optimizer.SGD, form, number)
+    np.testing.assert_allclose(after, before - sum(FED), rtol=1e-12)
+    before, after = fed_by_numbers(fluid.optimizer.Adam, form, number)
+    np.testing.assert_allclose(after, adam_by_formula(before), rtol=1e-12)
+
+
+def test_a_rate_of_several_fed_numbers_is_refused_with_a_way_out() -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        loss = L.mean(L.fc(fluid.data("x", [None, 4], "float32"), 1))
+        with pytest.raises(ProgramError, match=r"or an input of one number \(fluid\.data\(name, \[1\]\)\)"):
+            fluid.optimizer.Adam(L.reduce_mean(fluid.data("rates", [2], "float32"))).minimize(loss)

@@ -125,7 +125,9 @@ def converted(var: VarDesc, value: Any) -> torch.Tensor:
 
 def _in_dimensions(var: VarDesc, tensor: torch.Tensor) -> torch.Tensor:
     """Return rows that have more or fewer dimensions of size 1 than a loose input's with those that it has: labels [n]
-    for [n, 1], and what layers of Fluid flatten, [n, 4, 1] for [n, 4]."""
+    for [n, 1], and what layers of Fluid flatten, [n, 4, 1] for [n, 4]; a number for [1]."""
+    if tensor.dim() == 0 and var.shape == (1,):
+        return tensor.reshape([1])
     is_batch = var.loose and bool(var.shape) and isinstance(var.shape[0], Expr) and tensor.dim() > 0
     wanted, found = list(var.shape[1:]), list(tensor.shape[1:])
     if not is_batch or len(wanted) == len(found) or any(isinstance(size, Expr) for size in wanted):

@@ -49,10 +49,10 @@ def with_schedules(program: Program) -> Program:
     shared = [op for op in operators if op.role & _UPDATE and not op.role_vars]
     found = {op.name for op in needed([*forward, *shared], _rates(program, shared), program)}
     marked = {op.name: op for op in forward if op.name in found}
+    for op in (*marked.values(), *(op for op in shared if op.role & Role.LR_SCHED)):
+        _check_operands(op, program)
     if not marked:
         return program
-    for op in marked.values():
-        _check_operands(op, program)
     _refuse_late(operators, marked, program)
     made = copied(program)
     made.operators[:] = [replace(op, role=Role.LR_SCHED) if op.name in marked else op for op in operators]

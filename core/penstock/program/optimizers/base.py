@@ -227,8 +227,8 @@ class Optimizer(Hooks, Minimizer):
         if not given.persistable or given.fake.numel() != 1:
             raise ProgramError(
                 f"{user_line()}: {type(self).__name__}: learning rate {given!r} must be one persistable number, as "
-                "a schedule "
-                "(layers.exponential_decay, …) or layers.create_global_var(persistable=True) gives",
+                "a schedule (layers.exponential_decay, …) or layers.create_global_var(persistable=True) gives, or an "
+                "input of one number (fluid.data(name, [1]))",
                 variable=given.name,
             )
         return given

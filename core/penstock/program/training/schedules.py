@@ -39,9 +39,12 @@ def _schedule(kind: str, formula: Callable[[torch.Tensor], torch.Tensor], begin:
 
 
 def computed_rate(prefix: str, given: Variable) -> Variable | None:
-    """Return state of a schedule that a script computes of others, `noam_decay(…) * 2.0`; None if inputs take part."""
+    """Return state of a rate that a script computes of schedules, `noam_decay(…) * 2.0`, or feeds as one number.
+
+    None if parameters or rows of a batch take part.
+    """
     main = given.program
-    if given.fake.numel() != 1 or not given.fake.dtype.is_floating_point or _reads_inputs(main, given.name):
+    if given.fake.numel() != 1 or not given.fake.dtype.is_floating_point or _reads_rows(main, given.name):
         return None
     rate = constant_state(f"{prefix}.learning_rate", 0.0, given.desc.dtype)
     with torch.no_grad(), recording_modes(recording_of(main)), role(Role.LR_SCHED):
@@ -49,8 +52,11 @@ def computed_rate(prefix: str, given: Variable) -> Variable | None:
     return rate
 
 
-def _reads_inputs(program: Program, name: str) -> bool:
-    """Whether a value was computed of inputs or of parameters, which replicas may have different values of."""
+def _reads_rows(program: Program, name: str) -> bool:
+    """Whether a value was computed of rows of inputs or of parameters, which replicas may have different values of.
+
+    An input of one number is none: each replica gets it whole.
+    """
     makers = {made: op for op in program.operators for made in op.output_names()}
     found, waiting = {name}, [name]
     while waiting:
@@ -59,7 +65,7 @@ def _reads_inputs(program: Program, name: str) -> bool:
         found |= new
         waiting += new
     read = (program.variables[one] for one in found if one in program.variables)
-    return any(var.feed or var.parameter or var.buffer for var in read)
+    return any(var.parameter or var.buffer or (var.feed and any(d != 1 for d in var.shape)) for var in read)
 
 
 def _counter(begin: int) -> Variable:
