@@ -80,6 +80,11 @@ class LoDTensor:
         """Return the sizes of all rows together."""
         return list(self._rows.shape)
 
+    def _dtype(self) -> torch.dtype:
+        """Return the dtype of the rows: one of fluid.core.VarDesc.VarType."""
+        rows: torch.Tensor = torch.as_tensor(self._rows)
+        return rows.dtype
+
     _get_dims = shape  # Fluid's name, which scripts that make arrays of the same sizes use
 
     def _is_initialized(self) -> bool:

@@ -6,6 +6,7 @@ from operator import methodcaller
 
 import numpy as np
 import pytest
+import torch
 from tests.property.networks import fit_a_line
 from tests.property.oracle import started
 
@@ -14,7 +15,7 @@ from penstock.errors import SpecError, UserError
 from penstock.exec.executor import _as_lodtensor
 from penstock.scope import Scope
 
-KIND = methodcaller("_type")
+KIND, DTYPE = methodcaller("_type"), methodcaller("_dtype")
 
 
 def test_a_place_of_any_kind_is_the_one_that_was_set() -> None:
@@ -75,6 +76,13 @@ def test_values_become_a_lod_tensor() -> None:
     assert (tensor.shape(), tensor._place()) == ([2, 3], fluid.CPUPlace())
     with pytest.raises(SpecError, match=r"use fluid\.create_lod_tensor"):
         _as_lodtensor([[1], [2, 3]], fluid.CPUPlace())
+
+
+def test_a_number_becomes_a_lod_tensor_of_one_element() -> None:
+    tensor = _as_lodtensor(1, fluid.CPUPlace(), fluid.core.VarDesc.VarType.FP64)
+    assert (tensor.shape(), DTYPE(tensor), np.asarray(tensor).tolist()) == ([1], torch.float64, [1.0])
+    with pytest.raises(SpecError, match="a number without a dtype"):
+        _as_lodtensor(1, fluid.CPUPlace())
 
 
 @pytest.mark.parametrize("kind", ["ParallelExecutor", "CompiledProgram"])

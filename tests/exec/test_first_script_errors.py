@@ -90,6 +90,22 @@ WRONG_LAYERS: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         r"learning rate Variable\('global_var_0', \[2\], float32\) must be one persistable number",
     ),
+    "sizes that are no whole numbers": (
+        lambda: layers.create_parameter([1.0, 2.0], "float32"),
+        rf"{HERE}: create_parameter: shape is \[1\.0, 2\.0\]; expected a list of whole numbers",
+    ),
+    "a size that is no list": (
+        lambda: layers.create_global_var(1, 2.0, "float32"),
+        rf"{HERE}: create_global_var: shape is 1; expected a list of whole numbers",
+    ),
+    "a state of complex numbers": (
+        lambda: layers.create_global_var([1], 2.0, np.complex128),
+        rf"{HERE}: create_global_var: dtype is .*complex128.*; expected real or whole numbers, or bool",
+    ),
+    "first values that are an array": (
+        lambda: layers.create_parameter([6], "float32", default_initializer=np.arange(6)),
+        rf"{HERE}: create_parameter: default_initializer is array.*; expected one of fluid\.initializer",
+    ),
     "groups that do not divide the channels": (
         lambda: layers.conv2d(layers.data("image", [3, 8, 8]), 4, 3, groups=2),
         rf"{HERE}: conv2d_0: 3 channels do not divide into 2 groups",

@@ -44,6 +44,7 @@ from penstock.program.program import Program
 from penstock.program.pruning import pruned_for
 from penstock.program.record.context import default_main_program, program_runs
 from penstock.program.record.recording import RNG
+from penstock.program.record.variable import dtype_named
 from penstock.ps import remote_ops as _remote_ops  # noqa: F401 - registers the operators that talk to servers
 from penstock.ps.remote import LISTEN_AND_SERV
 from penstock.scope import Scope, global_scope, tensor_of
@@ -350,13 +351,18 @@ def _fetched(
 
 
 def _as_lodtensor(data: Any, place: Any, dtype: Any = None) -> LoDTensor:
-    """Return values as a LoDTensor (Fluid's name). Raises SpecError for a list, which has no sizes of its own."""
+    """Return an array, or one number as [1] of `dtype`, as a LoDTensor (Fluid's name).
+
+    Raises SpecError for a list, which has no sizes of its own, and for a number without a dtype.
+    """
     if isinstance(data, list):
         raise SpecError(
             "_as_lodtensor is given a list: make it an array, or use fluid.create_lod_tensor for sequences", got=data
         )
+    if np.isscalar(data) and dtype is None:
+        raise SpecError("_as_lodtensor is given a number without a dtype: name one, such as 'float32'", got=data)
     tensor = LoDTensor()
-    tensor.set(np.asarray(data, dtype=None if isinstance(data, np.ndarray) else dtype), place)
+    tensor.set(torch.tensor([data], dtype=dtype_named(dtype)) if np.isscalar(data) else np.asarray(data), place)
     return tensor
 
 

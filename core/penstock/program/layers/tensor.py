@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.errors import ProgramError
+from penstock.errors import ArgumentError, ProgramError
 from penstock.program.initializers import Constant, Initializer
 from penstock.program.layers.activations import activate
 from penstock.program.layers.sizes import sizes_in
@@ -33,7 +33,16 @@ def create_parameter(
     is_bias: bool = False,
     default_initializer: Initializer | None = None,
 ) -> Variable:
-    """Create a parameter; it starts as Xavier's, or at zero if `is_bias`."""
+    """Create a parameter; it starts as Xavier's, or at zero if `is_bias`.
+
+    Raises ArgumentError for sizes that are no whole numbers and for what is no initializer.
+    """
+    _expect_sizes("create_parameter", shape, dtype)
+    if default_initializer is not None and not hasattr(default_initializer, "operator"):
+        raise ArgumentError(
+            f"{user_line()}: create_parameter: default_initializer is {default_initializer!r}; expected one of "
+            "fluid.initializer, such as Constant(0.0)"
+        )
     wanted = ParamAttr.of(attr) or ParamAttr()
     default = default_initializer or (Constant(0.0) if is_bias else None)
     prefix = default_main_program().unique("create_parameter") if name is None else name
@@ -52,7 +61,8 @@ def create_global_var(
     name: str | None = None,
 ) -> Variable:
     """Create a variable that starts as `value`: with `persistable` state that lives on between runs, which the startup
-    program fills; else one that each run makes anew."""
+    program fills; else one that each run makes anew. Raises ArgumentError for sizes that are no whole numbers."""
+    _expect_sizes("create_global_var", shape, dtype)
     if not persistable:
         made: Variable = fill_constant(shape, dtype, value)
         if name is not None:
@@ -60,6 +70,16 @@ def create_global_var(
             rename_recorded(recording, made.fake, name)
         return made
     return parameters.constant_state(name or default_main_program().unique("global_var"), value, dtype, shape)
+
+
+def _expect_sizes(layer: str, shape: Any, dtype: Any) -> None:
+    """Raise ArgumentError for sizes of a variable that are no whole numbers, ProgramError for a complex dtype."""
+    is_number = isinstance(shape, (int, float))
+    sizes = () if is_number or isinstance(shape, Variable) else shape
+    if is_number or any(isinstance(size, (float, np.floating)) for size in sizes):
+        raise ArgumentError(f"{user_line()}: {layer}: shape is {shape!r}; expected a list of whole numbers")
+    if dtype_named(dtype).is_complex:
+        raise ProgramError(f"{user_line()}: {layer}: dtype is {dtype!r}; expected real or whole numbers, or bool")
 
 
 def fill_constant(

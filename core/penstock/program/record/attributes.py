@@ -6,7 +6,7 @@ from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
-from penstock.errors import ProgramError
+from penstock.errors import ArgumentError, ProgramError
 from penstock.program.initializers import Initializer
 from penstock.program.record.recording import Recording
 from penstock.program.record.source import user_line
@@ -46,7 +46,7 @@ class ParamAttr:
             return ParamAttr(name=attr)
         if hasattr(attr, "operator"):
             return ParamAttr(initializer=attr)
-        raise ProgramError(
+        raise ArgumentError(
             f"{user_line()}: a parameter attribute is {attr!r}; expected None, False, a name, an initialiser or "
             "ParamAttr"
         )
