@@ -13,6 +13,7 @@ import torch
 from penstock.errors import ProgramError
 from penstock.program.layers.chunks import chunk_eval
 from penstock.program.layers.ctc import edit_distance
+from penstock.program.layers.detections import DetectionMAP
 from penstock.program.record.context import default_main_program
 from penstock.program.record.variable import Variable
 from penstock.program.training.parameters import constant_state
@@ -99,4 +100,4 @@ class EditDistance(Evaluator):
             return total / count, wrong / count
 
 
-__all__ = ["ChunkEvaluator", "EditDistance", "Evaluator"]
+__all__ = ["ChunkEvaluator", "DetectionMAP", "EditDistance", "Evaluator"]

@@ -1,7 +1,7 @@
 """Metrics over the batches of a pass, computed from what runs have fetched: `fluid.metrics`, `fluid.average`.
 
-Each takes arrays (or what numpy makes arrays of) and keeps sums between `reset` and `eval`. Source: fluid.metrics and
-fluid.average (Fluid 1.8), whose formulas and bins these are.
+Each takes arrays (or what numpy makes arrays of) and keeps sums between `reset` and `eval`; but for DetectionMAP, which
+records operators. Source: fluid.metrics and fluid.average (Fluid 1.8), whose formulas and bins these are.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import SpecError
+from penstock.program.layers.detections import DetectionMAP
 
 __all__ = [
-    "Accuracy", "Auc", "ChunkEvaluator", "CompositeMetric", "EditDistance", "MetricBase", "Precision", "Recall",
-    "WeightedAverage",
+    "Accuracy", "Auc", "ChunkEvaluator", "CompositeMetric", "DetectionMAP", "EditDistance", "MetricBase", "Precision",
+    "Recall", "WeightedAverage",
 ]  # fmt: skip
 
 Array = npt.ArrayLike

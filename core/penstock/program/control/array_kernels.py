@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.program.control import arrays, beam_search, matching, suppression
+from penstock.program.control import arrays, beam_search, detections, matching, suppression
 from penstock.program.control.arrays import Element
 
 _Kernel = Callable[..., tuple[Any, ...]]
@@ -94,6 +94,8 @@ _KERNELS: dict[str, _Kernel] = {
     "penstock.rows_unique": _rows_unique,
     "penstock.rows_matched": matching.matched,
     "penstock.rows_kept": suppression.kept,
+    "penstock.rows_judged": detections.judged,
+    "penstock.rows_averaged": detections.averaged,
     "penstock.beam_search": beam_search.step,
     "penstock.beam_search_decode": beam_search.sentences,
 }
