@@ -104,7 +104,7 @@ def show_job(job: JobName, url: Url = None, token: Token = None, json: Json = Fa
 
 def _attempts(job: Job) -> str:
     parts = [f"attempt {job['attempt']}"]
-    allowed = job["restarts"] + job["restarts_left"] + sum(job["restarts_left_by_class"].values())
+    allowed = job["restarts"] + job["restarts_left"] + sum(job.get("restarts_left_by_class", {}).values())
     if allowed:
         parts.append(f"{job['restarts']} of {allowed} restarts used")
     if job["next_attempt_at"] is not None:

@@ -59,7 +59,7 @@ class Lines:
     """The lines of all projects at one time. What is submitted later, or with a higher priority, another pass sees.
 
     `newest`: the newest job of all when the lines were opened. Later ones have larger ids, since one process makes all
-    of them. After a restart with a clock that was set back some are smaller, and may be read too.
+    of them, and goes on after those of the process before it (`succession`).
     """
 
     def __init__(self, database: Database, now: datetime) -> None:
