@@ -78,6 +78,20 @@ describe("sampled steps", () => {
     expect(history.bars(() => null).length).toBe(2); // what was measured stays
   });
 
+  test("do not grow by a test pass whose steps have the same numbers", () => {
+    const history = new StepHistory(none);
+    history.add(trace(10));
+    history.add(trace(10, { hash: "test", t0Ns: 99_000_000n }));
+    const bars = history.bars((hash) => (hash === "h" ? document : null));
+    expect(bars.map((bar) => [bar.step, bar.spanNs])).toEqual([[10, 400]]);
+    expect(history.all().map((one) => one.traces.map((of) => [of.hash, of.op.length]))).toEqual([
+      [
+        ["h", 2],
+        ["test", 2],
+      ],
+    ]);
+  });
+
   test("of a run that was started again are entries of their own", () => {
     const history = new StepHistory(none);
     history.add(trace(10));

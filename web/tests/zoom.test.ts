@@ -94,6 +94,14 @@ test("without a zoom all of it is shown again", () => {
   expect(byClock(timeline)).toEqual([2000, 5100]);
 });
 
+test("a test pass whose steps have the same numbers is not drawn beside training", () => {
+  const { timeline, come } = opened(4, 5);
+  const test = { hash: "test", document, trains: false };
+  (timeline.store.ops.graphs as unknown as Map<string, object>).set("test", test);
+  come(trace(4), trace(5), trace(4, { hash: "test", t0Ns: 80_000n }));
+  expect(byClock(timeline)).toEqual([4000, 5100]);
+});
+
 test("other steps, or those of another attempt, are shown whole", () => {
   const { history, timeline, come } = opened(1, 9);
   come(trace(4), trace(5));

@@ -2,7 +2,8 @@
  * Every sampled step that the page has: those that came live, and those that it fetched from the recording. One of
  * them may be chosen; graph, panel and timeline then show it alone, from the same events as when it was live.
  *
- * Bounded by slices, oldest dropped (they are in the recording still). A step of several trainers is one entry.
+ * Bounded by slices, oldest dropped (they are in the recording still). A step of several trainers is one entry, as is a
+ * step of an evaluation that has the same number: which of its traces are drawn is decided where graphs are known.
  */
 import { computed, signal } from "@preact/signals";
 import { decodeFrame, type Frame } from "../codec";
@@ -107,7 +108,7 @@ export class StepHistory {
     const key = `${trace.epoch}/${trace.step}`;
     const entry = this.#entries.get(key) ?? { key, step: trace.step, t0Ns: trace.t0Ns, traces: [] };
     if (entry.traces.some((one) => has(one, trace))) return;
-    const at = entry.traces.findIndex((one) => one.stream === trace.stream);
+    const at = entry.traces.findIndex((one) => one.stream === trace.stream && one.hash === trace.hash);
     const before = entry.traces[at];
     const traces = before === undefined ? [...entry.traces, trace] : entry.traces.with(at, inOrder(before, trace));
     this.#put({ ...entry, t0Ns: trace.t0Ns < entry.t0Ns ? trace.t0Ns : entry.t0Ns, traces });
@@ -128,13 +129,17 @@ export class StepHistory {
     this.#bars.delete(entry.key);
   }
 
-  /** What the strip draws: steps whose graphs are known and accepted. */
+  /** What the strip draws: of each step the traces whose graphs are known and accepted. */
   bars(documentOf: (hash: string) => GraphDocument | null): Bar[] {
     return this.all().flatMap((one) => {
-      const known = this.#bars.get(one.key) ?? barOf(one, documentOf);
-      if (known === null) return [];
-      this.#bars.set(one.key, known);
-      return [known];
+      const known = this.#bars.get(one.key);
+      if (known !== undefined) return [known];
+      const drawn = one.traces.filter((trace) => documentOf(trace.hash) !== null);
+      const bar = barOf(one, drawn, documentOf);
+      if (bar === null) return [];
+      // Others may be those of a graph whose document comes still.
+      if (drawn.length === one.traces.length) this.#bars.set(one.key, bar);
+      return [bar];
     });
   }
 
@@ -242,6 +247,7 @@ export const isInFull = (one: Sampled): boolean => one.traces.some((trace) => tr
 /** Whether the events that `trace` begins with are in `one` already. */
 const has = (one: StepTrace, trace: StepTrace): boolean =>
   one.stream === trace.stream &&
+  one.hash === trace.hash &&
   trace.t0Ns >= one.t0Ns &&
   Number(trace.t0Ns - one.t0Ns) <= (one.start[one.start.length - 1] ?? 0);
 
@@ -258,13 +264,20 @@ function framesIn(content: ArrayBuffer) {
   return frames;
 }
 
-function barOf(one: Sampled, documentOf: (hash: string) => GraphDocument | null): Bar | null {
+function barOf(
+  one: Sampled,
+  drawn: readonly StepTrace[],
+  documentOf: (hash: string) => GraphDocument | null,
+): Bar | null {
   const spent = new Float64Array(BUCKETS.length);
+  const [first] = drawn;
+  if (first === undefined) return null;
+  const t0Ns = drawn.reduce((least, trace) => (trace.t0Ns < least ? trace.t0Ns : least), first.t0Ns);
   let end = 0;
-  for (const trace of one.traces) {
+  for (const trace of drawn) {
     const document = documentOf(trace.hash);
-    if (document === null) return null;
-    end = Math.max(end, Number(trace.t0Ns - one.t0Ns) + spendOf(trace, bucketCodes(document), spent));
+    if (document === null) continue;
+    end = Math.max(end, Number(trace.t0Ns - t0Ns) + spendOf(trace, bucketCodes(document), spent));
   }
   const of = (bucket: Bucket) => spent[BUCKETS.indexOf(bucket)] ?? 0;
   const all = Math.max(

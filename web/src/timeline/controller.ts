@@ -151,7 +151,10 @@ export class TimelineController {
       if (graph?.document == null) return null;
       return chosen?.trains === false ? graph === chosen : graph.trains;
     };
-    const traces = history.chosen.value?.traces ?? steps.newest(trains);
+    const replayed = history.chosen.value?.traces;
+    // A test pass may have steps of the same numbers.
+    const trained = replayed?.filter((trace) => trains(trace.hash) === true) ?? [];
+    const traces = trained.length > 0 ? trained : (replayed ?? steps.newest(trains));
     const clocks = clocksOf(this.store.job.value?.replicas ?? [], this.store.nodes.value);
     return [...traces].flatMap((trace) => {
       const document = ops.graphs.get(trace.hash)?.document;
