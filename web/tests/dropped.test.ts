@@ -4,6 +4,7 @@ import type { Frame } from "../src/codec";
 import { Column, Kind } from "../src/constants";
 import { stream } from "../src/socket";
 import { JobStore } from "../src/store/job";
+import { MAX_WAITING_ROWS } from "../src/store/ops";
 import type { ServerMessage } from "../src/types";
 
 const blank = { flags: 0, numColumns: 0, stream: 1, epoch: 1, t0Ns: 0n, step: 1, bodyBytes: 0 };
@@ -68,4 +69,12 @@ test("what the server sends once more after a reconnect counts once", () => {
 test("a report that is no number does not spoil the count", () => {
   arrive(gap(4, { OP_EVENTS: "many", OP_SUMS: -3, SYNC: null, LOG: 2 }));
   expect(dropped()).toBe(2);
+});
+
+test("what comes before the document of its graph waits for it, up to a bound in rows", () => {
+  for (let seq = 3; seq < 5003; seq++) arrive(sums(seq));
+  expect(dropped()).toBe(0);
+  const many = { ...sums(6000), count: MAX_WAITING_ROWS - 10 };
+  arrive(many);
+  expect(dropped()).toBe(4990);
 });

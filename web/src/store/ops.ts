@@ -13,7 +13,8 @@ import type { GraphDocument } from "../types";
 export const FRESH_MS = 1500;
 /** How long a lit operator takes to fade. */
 export const DECAY_MS = 900;
-const MAX_WAITING_FRAMES = 512;
+/** Rows that wait for the document of their graph, some 20 MB: far more than a server sends to a page that opens. */
+export const MAX_WAITING_ROWS = 1_000_000;
 
 export class GraphRuntime {
   document: GraphDocument | null = null;
@@ -31,6 +32,7 @@ export class GraphRuntime {
   freshAt = new Float64Array(0);
   litAt = new Float64Array(0);
   waiting: { readonly frame: Frame; readonly mode: "live" | "replay" }[] = [];
+  #waitingRows = 0;
   /** Rows that named an operator the document does not have, or waited too long: counted as dropped. */
   lostRows = 0;
 
@@ -55,6 +57,7 @@ export class GraphRuntime {
     this.litAt = new Float64Array(n).fill(Number.NEGATIVE_INFINITY);
     const waiting = this.waiting;
     this.waiting = [];
+    this.#waitingRows = 0;
     for (const { frame, mode } of waiting) this.ingest(frame, performance.now(), mode);
   }
 
@@ -63,8 +66,7 @@ export class GraphRuntime {
     this.rows += frame.count;
     this.lastRowMs = nowMs;
     if (this.document === null) {
-      this.waiting.push({ frame, mode });
-      if (this.waiting.length > MAX_WAITING_FRAMES) this.lostRows += this.waiting.shift()?.frame.count ?? 0;
+      this.#wait(frame, mode);
       return;
     }
     const ops = smallColumn(frame, Column.OP);
@@ -78,6 +80,16 @@ export class GraphRuntime {
       if (mode === "live") this.freshAt[op] = nowMs;
     }
     this.#sum(frame, ops);
+  }
+
+  #wait(frame: Frame, mode: "live" | "replay"): void {
+    this.waiting.push({ frame, mode });
+    this.#waitingRows += frame.count;
+    while (this.#waitingRows > MAX_WAITING_ROWS && this.waiting.length > 1) {
+      const rows = this.waiting.shift()?.frame.count ?? 0;
+      this.#waitingRows -= rows;
+      this.lostRows += rows;
+    }
   }
 
   #sum(frame: Frame, ops: Uint16Array | Uint32Array): void {
