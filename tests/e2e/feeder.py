@@ -190,6 +190,11 @@ class Feeder:
         """Report a metric of the script's own."""
         self._json(Kind.SCALARS, {"step": self._step, "time_ns": time.time_ns(), "values": {name: value}})
 
+    def checkpoint(self, step: int, took_s: float) -> None:
+        """Report a checkpoint, as a `CheckpointManager` does."""
+        values = {"checkpoint_step": step, "checkpoint_s": took_s}
+        self._json(Kind.SCALARS, {"step": self._step, "time_ns": time.time_ns(), "values": values})
+
     def log(self, text: str) -> None:
         """Write to the replica's log."""
         raw = np.frombuffer(text.encode(), dtype=np.uint8)

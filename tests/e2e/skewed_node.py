@@ -65,6 +65,11 @@ class SkewedNode:
         assert known is not None
         return known
 
+    def say_load(self, *, cpu_percent: float, memory_used_bytes: int) -> None:
+        """Send a heartbeat with what the machine does, and wait for its answer."""
+        self._say(type="beat", cpu_percent=cpu_percent, memory_used_bytes=memory_used_bytes)
+        self._hear("lease")
+
     def start(self) -> int:
         """Wait for a trainer to run, and report that it does; return its index."""
         while not self._replica:

@@ -52,6 +52,7 @@ def fill(feed: Feed, name: str) -> list[Feeder]:
         trainer.steps(40, sampled=True)
         trainer.input([(Work.READ, FIRST_READER, -900, 40_000), (Work.WAIT, 0, -800, -10)], before_ns=1000)
         trainer.scalar("test_auc", 0.77)
+        trainer.checkpoint(40, 1.25)
         trainer.log("loaded\nTraceback: none\n")
     exchange(trainers, 40, len(servers))
     for at, one in enumerate(servers):

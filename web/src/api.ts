@@ -9,7 +9,9 @@ import type {
   Job,
   LogChunk,
   Me,
+  NodeLoad,
   NodeRow,
+  OperatorTimes,
   Page,
   PilotRow,
   Problem,
@@ -96,6 +98,7 @@ export const api = {
   jobs: (pageToken: string | null) =>
     get<Page<Job>>(`/jobs?page_size=200${pageToken === null ? "" : `&page_token=${enc(pageToken)}`}`),
   nodes: () => get<Page<NodeRow>>("/nodes?page_size=200"),
+  nodeLoads: () => get<{ readonly items: readonly NodeLoad[] }>("/node-loads"),
   pilots: () => get<{ readonly items: readonly PilotRow[] }>("/pilots"),
   tokens: () => get<{ readonly items: readonly TokenRow[] }>("/tokens"),
   createToken: (asked: { readonly name: string } & Grant) => answer<TokenMade>("POST", "/tokens", asked),
@@ -113,6 +116,9 @@ export const api = {
     answer<PythonStacks>("POST", `/jobs/${enc(jobId)}:stack?replica_id=${enc(replicaId)}&skip=${skip}`),
   advice: (jobId: string) => get<Advice>(`/jobs/${enc(jobId)}/advice`),
   metrics: (jobId: string) => get<{ readonly series: SeriesSet }>(`/jobs/${enc(jobId)}/metrics?max_points=2000`),
+  operators: (jobId: string) => get<OperatorTimes>(`/jobs/${enc(jobId)}/operators`),
+  loss: (jobId: string, points: number) =>
+    get<{ readonly series: SeriesSet }>(`/jobs/${enc(jobId)}/metrics?names=loss&max_points=${points}`),
   /** A piece of a log, whole megabytes at once. */
   log: (jobId: string, replicaId: string, offset: number) =>
     get<LogChunk>(`/jobs/${enc(jobId)}/logs?replica_id=${enc(replicaId)}&offset=${offset}&limit=${1 << 20}`),

@@ -6,6 +6,7 @@ import "./styles/exchange.css";
 import "./styles/job.css";
 import "./styles/strip.css";
 import "./styles/jobs.css";
+import "./styles/facts.css";
 import "./styles/why.css";
 import "./styles/crash.css";
 import "./styles/logs.css";

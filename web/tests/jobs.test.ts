@@ -127,7 +127,8 @@ describe("subject of an event", () => {
   });
 
   test("is the id where nothing is known of it", () => {
-    expect(subjectOf(event("replica", "gone"), known, nodes)).toBe("gone");
+    expect(subjectOf(event("replica", "gone"), null, nodes)).toBe("gone");
+    expect(subjectOf(event("replica", "gone"), known, nodes)).toBe("a process of an earlier attempt");
     expect(subjectOf(event("node", "gone"), null, [])).toBe("gone");
   });
 });

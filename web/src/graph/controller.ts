@@ -7,7 +7,7 @@
 import { signal } from "@preact/signals";
 import { ApiError } from "../api";
 import { type Again, addPainter, invalidate, paintWhenRestored } from "../frameloop";
-import { palette } from "../palette";
+import { type Palette, palette } from "../palette";
 import type { JobStore } from "../store/job";
 import type { GraphRuntime } from "../store/ops";
 import type { GraphDocument } from "../types";
@@ -20,6 +20,7 @@ import { paintGraph, pick } from "./paint";
 import type { Plan } from "./plan";
 import { pathThrough, planGraph } from "./remote";
 import type { Camera } from "./scene";
+import { type Tint, type Tints, tintsOf } from "./tints";
 
 /** A canvas narrower than this gets the layout from top to bottom. */
 const NARROW_PX = 700;
@@ -30,6 +31,8 @@ const FADE_PERIOD_MS = 50;
 export class GraphController {
   readonly expanded = signal<ReadonlySet<string>>(new Set());
   readonly replica = signal<number | "all">("all");
+  /** What colours say. */
+  tint: Tint = "role";
   readonly hovered = signal(-1);
   /** A layout is under way in the worker, and why the last one failed. */
   readonly busy = signal(false);
@@ -62,6 +65,7 @@ export class GraphController {
   #wantsAll = false;
   #planning = 0;
   #shares: Shares = NO_SHARES;
+  #tints: { readonly tints: Tints; readonly layout: Layout; readonly palette: Palette } | null = null;
   #urgent = true;
   #paintedAt = Number.NEGATIVE_INFINITY;
   #painter = (nowMs: number): Again => this.#paint(nowMs);
@@ -405,10 +409,21 @@ export class GraphController {
       hovered: this.hovered.value,
       share,
       maxShare,
+      tints: this.#tintsOf(this.layout, this.#document),
       glow: glows(this.layout, graph, nowMs),
     });
     this.store.painted();
     return fading ? "again" : "done";
+  }
+
+  /** Kept until the layout, the theme or what is to be shown changes. */
+  #tintsOf(layout: Layout, document: GraphDocument): Tints {
+    const colours = palette();
+    const kept = this.#tints;
+    if (kept?.layout === layout && kept.palette === colours && kept.tints.tint === this.tint) return kept.tints;
+    const tints = tintsOf(this.tint, layout, document, colours);
+    this.#tints = { tints, layout, palette: colours };
+    return tints;
   }
 
   #refreshCritical(graph: GraphRuntime, nowMs: number): void {

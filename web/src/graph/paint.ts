@@ -42,11 +42,21 @@ function partOf(scene: Scene, index: number): number {
   return Number.isFinite(share) && scene.maxShare > 0 ? Math.min(1, share / scene.maxShare) : 0;
 }
 
+function tintAt(scene: Scene, index: number, box: Box): { readonly colour: string; readonly part: number } {
+  const { colours, strength } = scene.tints;
+  return {
+    colour: colours[index] ?? scene.palette.bucket[box.group.bucket],
+    part: strength?.[index] ?? partOf(scene, index),
+  };
+}
+
+/** A colour of one hue for all has to say the amount by its depth alone; text stays legible on it. */
+const depthOf = ({ tints }: Scene): number => (tints.tint === "role" ? 0.38 : 0.44);
+
 function paintBox(ctx: CanvasRenderingContext2D, scene: Scene, index: number): void {
   const { palette, camera } = scene;
   const box = scene.layout.boxes[index] as Box;
-  const colour = palette.bucket[box.group.bucket];
-  const part = partOf(scene, index);
+  const { colour, part } = tintAt(scene, index, box);
   const heat = Math.sqrt(part);
   const glow = scene.glow[index] ?? 0;
   const open = isOpen(box, camera.scale);
@@ -58,7 +68,7 @@ function paintBox(ctx: CanvasRenderingContext2D, scene: Scene, index: number): v
   else ctx.roundRect(box.x, box.y, box.w, box.h, radius);
   ctx.fillStyle = open ? palette.bg : palette.raised;
   ctx.fill();
-  ctx.fillStyle = alpha(colour, open ? 0.05 : 0.08 + 0.38 * Math.max(heat, small ? glow : 0));
+  ctx.fillStyle = alpha(colour, open ? 0.05 : 0.08 + depthOf(scene) * Math.max(heat, small ? glow : 0));
   ctx.fill();
   // Lines keep their width on the screen, however far away the graph is.
   const px = 1 / Math.min(1, camera.scale);

@@ -2,6 +2,7 @@
 import type { Palette } from "../palette";
 import type { CriticalPath } from "./critical";
 import type { Box, Layout } from "./layout";
+import type { Tints } from "./tints";
 
 export interface Camera {
   readonly x: number;
@@ -20,6 +21,7 @@ export interface Scene {
   /** Share of the step's operator time that a box took; NaN before anything was measured. */
   readonly share: Float64Array;
   readonly maxShare: number;
+  readonly tints: Tints;
   /** 0 … 1 by box: how lit it is in this animation frame. */
   readonly glow: Float64Array;
 }

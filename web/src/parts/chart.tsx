@@ -60,6 +60,10 @@ export function coloursOf(palette: Palette, own: Colour, count: number): readonl
   return [palette.accent, communication, backward, optimize, palette.bad, input];
 }
 
+/** More curves than colours: those that follow are drawn with dashes, then with dots. */
+const dashOf = (index: number, colours: number): number[] =>
+  [[], [7, 4], [2, 3], [10, 3, 2, 3]][Math.floor(index / colours)] ?? [];
+
 function options(props: Props, width: number, curves: readonly Curve[]): uPlot.Options {
   const colours = palette();
   const strokes = coloursOf(colours, props.colour ?? "accent", curves.length);
@@ -105,6 +109,7 @@ function options(props: Props, width: number, curves: readonly Curve[]): uPlot.O
         const fill = curves.length === 1 && !isSmooth && !look.log ? { fill: alpha(stroke, 0.07) } : {};
         return {
           stroke: isFaint ? alpha(stroke, 0.28) : stroke,
+          dash: dashOf(index % curves.length, strokes.length),
           width: 1.5,
           spanGaps: false,
           ...fill,

@@ -126,13 +126,19 @@ export function Top() {
       {session.value.state === "in" ? (
         <button type="button" class="search" onClick={openPalette} data-testid="search">
           <span>Search jobs, operators, views</span>
-          <span>Ctrl K</span>
+          <span class="key">Ctrl K</span>
         </button>
       ) : (
         <span class="grow" />
       )}
       {session.value.state === "in" && <LiveBadge />}
-      <button type="button" class="btn icon" onClick={openHelp} aria-label="Keyboard help" title="Keyboard help (?)">
+      <button
+        type="button"
+        class="btn icon tiny-hide"
+        onClick={openHelp}
+        aria-label="Keyboard help"
+        title="Keyboard help (?)"
+      >
         ?
       </button>
       <button

@@ -1,8 +1,11 @@
 /** What happened to the job (events) and what it was asked to do (config). */
 
-import { clock, firm } from "../format";
-import { Empty, Head } from "../parts/basics";
+import { clock, firm, integer, seconds } from "../format";
+import { Empty, Head, toneOf } from "../parts/basics";
 import type { JobStore } from "../store/job";
+import { type Phase, phasesOf, spanOf } from "../store/phases";
+import type { Series } from "../store/series";
+import { nowMs } from "../store/session";
 import { subjectOf } from "../subject";
 import { ReplicaTable } from "./replicas";
 import { Stacks } from "./stacks";
@@ -17,12 +20,13 @@ export function EventsView({ store }: { store: JobStore }) {
         <h2 id="events-title">Events</h2>
         <em>{events.length > 0 ? `${events.length}, newest first` : ""}</em>
       </div>
+      {job !== null && <Ribbon phases={phasesOf(job, events, nowMs.value)} />}
       {events.length === 0 ? (
         <Empty title="No events yet" />
       ) : (
         <div class="scroll" tabIndex={0} role="region" aria-label="List of events">
           <table data-testid="events">
-            <Head columns={["Time", "Subject", "Change", "Reason", "Detail"]} />
+            <Head columns={["Time", "Subject", "Change", ["Reason", "tiny-hide"], ["Detail", "narrow-hide"]]} />
             <tbody>
               {events.map((event) => (
                 <tr key={event.id}>
@@ -30,9 +34,12 @@ export function EventsView({ store }: { store: JobStore }) {
                     {clock(event.at)}
                   </td>
                   <td title={event.subject}>{subjectOf(event, job, nodes)}</td>
-                  <td>{event.to === null ? event.kind : `${event.from ?? "new"} → ${event.to}`}</td>
-                  <td>{firm(event.reason ?? "")}</td>
-                  <td class="muted">{firm(event.detail ?? "")}</td>
+                  <td>
+                    {event.to === null ? event.kind : `${event.from ?? "new"} → ${event.to}`}
+                    <div class="why-small">{firm(event.detail ?? "")}</div>
+                  </td>
+                  <td class="tiny-hide">{firm(event.reason ?? "")}</td>
+                  <td class="muted narrow-hide">{firm(event.detail ?? "")}</td>
                 </tr>
               ))}
             </tbody>
@@ -43,8 +50,93 @@ export function EventsView({ store }: { store: JobStore }) {
   );
 }
 
+/** Below this share of the whole a phase is a line without words; its tooltip and the table have them. */
+const WORDS_FROM = 0.12;
+
+/** The job's states as parts of the time since it was made, attempt by attempt. */
+function Ribbon({ phases }: { phases: readonly Phase[] }) {
+  const span = spanOf(phases);
+  if (span <= 0) return null;
+  return (
+    <ol class="ribbon" aria-label="States of the job over time" data-testid="ribbon">
+      {phases.map((phase, index) => {
+        const ms = phase.toMs - phase.fromMs;
+        const words = `${phase.attempt > 0 ? `attempt ${phase.attempt} · ` : ""}${seconds(ms / 1000)}`;
+        const title = `${phase.state} · ${words}${phase.reason === "" ? "" : ` · ${phase.reason}`}`;
+        return (
+          <li
+            key={index}
+            class={`tone-${toneOf(phase.state)}`}
+            style={{ flexGrow: ms / span }}
+            title={title}
+            data-state={phase.state}
+            data-attempt={phase.attempt}
+          >
+            {ms / span < WORDS_FROM ? (
+              <span class="sr">{title}</span>
+            ) : (
+              <>
+                <b>{phase.state}</b> {words}
+              </>
+            )}
+          </li>
+        );
+      })}
+    </ol>
+  );
+}
+
+const MOST_CHECKPOINTS = 10;
+
+/** Checkpoints that the job has written, newest first: what `CheckpointManager` reports of each. */
+function Checkpoints({ step: steps, took }: { step: Series | undefined; took: Series | undefined }) {
+  if (steps === undefined || took === undefined || steps.value.length === 0) return null;
+  const tookAt = new Map(took.timeNs.map((atNs, i) => [atNs, took.value[i] ?? Number.NaN]));
+  const rows = steps.value.map((step, i) => {
+    const atNs = steps.timeNs[i] ?? 0;
+    return { step, atNs, tookS: tookAt.get(atNs) ?? Number.NaN };
+  });
+  return (
+    <>
+      <h3 style={{ margin: "8px 0" }}>
+        Checkpoints{" "}
+        <small class="muted">
+          {integer(rows.length)} written, newest first
+          {rows.length > MOST_CHECKPOINTS && `, ${integer(MOST_CHECKPOINTS)} shown`}
+        </small>
+      </h3>
+      <div class="card checkpoints">
+        <table data-testid="checkpoints">
+          <Head
+            columns={[
+              ["After step", "num"],
+              ["Written at", "num"],
+              ["Took", "num"],
+            ]}
+          />
+          <tbody>
+            {rows
+              .slice(-MOST_CHECKPOINTS)
+              .reverse()
+              .map(({ step, atNs, tookS }) => (
+                <tr key={`${step} ${atNs}`}>
+                  <td class="num">{integer(step)}</td>
+                  <td class="num" title={new Date(atNs / 1e6).toISOString()}>
+                    {clock(new Date(atNs / 1e6).toISOString())}
+                  </td>
+                  <td class="num">{tookS < 10 ? `${tookS.toFixed(2)}\u00a0s` : seconds(tookS)}</td>
+                </tr>
+              ))}
+          </tbody>
+        </table>
+      </div>
+    </>
+  );
+}
+
 export function ConfigView({ store }: { store: JobStore }) {
   const job = store.job.value;
+  store.metricsVersion.value;
   if (job === null) return null;
   return (
     <section class="panel" aria-labelledby="config-title">
@@ -63,6 +155,7 @@ export function ConfigView({ store }: { store: JobStore }) {
         <div class="card" style={{ marginBottom: "16px" }}>
           <ReplicaTable replicas={job.replicas} nodes={store.nodes.value} />
         </div>
+        <Checkpoints step={store.series.byName.get("checkpoint_step")} took={store.series.byName.get("checkpoint_s")} />
         <Stacks job={job} />
         <h3 style={{ margin: "8px 0" }}>Job specification</h3>
         <pre class="code" data-testid="spec">

@@ -5,6 +5,7 @@ import type { TargetedKeyboardEvent } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { firm, integer, plural } from "../format";
 import type { GraphController } from "../graph/controller";
+import { TINTS, type Tint, tintOf } from "../graph/tints";
 import { Empty, ErrorCard } from "../parts/basics";
 import { setQuery, url } from "../router";
 import { isTerminal, type JobStore } from "../store/job";
@@ -25,6 +26,7 @@ export function GraphView({ parts }: { parts: JobParts }) {
   });
   useSignalEffect(() => {
     store.shownRuntime.value;
+    graph.tint = tintOf(url.value.searchParams.get("colour"));
     untracked(() => graph.repaint());
   });
   return (
@@ -117,6 +119,7 @@ function GraphTools({ parts }: { parts: JobParts }) {
         </select>
       )}
       <ReplicaSelect graph={graph} count={document?.num_replicas ?? 1} />
+      {!table && <TintSelect />}
       <button type="button" class="btn small" onClick={() => toggleAll(graph)} data-testid="expand-all">
         {graph.expanded.value.size === 0 ? "Expand all" : "Collapse all"}
       </button>
@@ -147,6 +150,39 @@ function graphLabel(store: JobStore, graph: GraphRuntime): string {
   const size = `${integer(document?.ops.length ?? 0)} ops`;
   return [what, `batch ${document?.batch.join("+")}`, size, ...names].join(" · ");
 }
+
+const TINT_LABEL: Readonly<Record<Tint, string>> = {
+  role: "colour: role",
+  time: "colour: time",
+  memory: "colour: memory",
+  replica: "colour: replica",
+};
+
+function TintSelect() {
+  return (
+    <select
+      aria-label="What the colour of a box shows"
+      value={tintOf(url.value.searchParams.get("colour"))}
+      onChange={(event) =>
+        setQuery({ colour: event.currentTarget.value === "role" ? null : event.currentTarget.value })
+      }
+      data-testid="tint"
+    >
+      {TINTS.map((tint) => (
+        <option key={tint} value={tint}>
+          {TINT_LABEL[tint]}
+        </option>
+      ))}
+    </select>
+  );
+}
+
+const TINT_SAYS: Readonly<Record<Tint, string>> = {
+  role: "",
+  time: "deeper: more of the step's time · ",
+  memory: "deeper: more bytes read and written · ",
+  replica: "coloured: of one replica, grey: of several · ",
+};
 
 function toggleAll(graph: GraphController): void {
   if (graph.expanded.value.size > 0) graph.collapseAll();
@@ -197,6 +233,7 @@ function GraphCanvas({ graph, operators }: { graph: GraphController; operators: 
         onKeyDown={(event) => onKey(event, graph)}
       />
       <span class="hint">
+        {TINT_SAYS[tintOf(url.value.searchParams.get("colour"))]}
         <span aria-hidden="true">●</span> ran in the last events · <span class="critical">▬</span> critical path ·
         double-click or Enter expands · f fits · ? keys
       </span>

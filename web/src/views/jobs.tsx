@@ -1,8 +1,10 @@
 /** Jobs, newest first, and the trainers and pservers that are registered; all by websocket, nothing is polled. */
 
-import { ApiError } from "../api";
+import { useEffect, useRef } from "preact/hooks";
+import { ApiError, api } from "../api";
 import { age, compact, firm, integer, metric, percent, plural, seconds, sentenceAndError } from "../format";
 import { Empty, ErrorCard, Head, Link, Progress, StateChip } from "../parts/basics";
+import { Sparkline } from "../parts/sparkline";
 import { jobHref, navigate, setQuery, url } from "../router";
 import { stream } from "../socket";
 import { jobsStore } from "../store/current";
@@ -10,8 +12,12 @@ import { isTerminal } from "../store/job";
 import { arrange, counts, SORTS, type Sort, STATES, type StateTab, tabOf, wishOf } from "../store/joblist";
 import { type JobsStore, summary } from "../store/jobs";
 import { nowMs } from "../store/session";
+import { MOST_POINTS, Trends } from "../store/trends";
 import type { Job } from "../types";
 import { ReplicaTable } from "./replicas";
+
+/** Of the jobs that were in view since the page was loaded. */
+const trends = new Trends((jobId) => api.loss(jobId, MOST_POINTS));
 
 const ENDED = new Set(["EXITED", "KILLED", "LOST"]);
 
@@ -195,13 +201,36 @@ function JobRow({ job }: { job: Job }) {
       <td class="progress-cell">
         <JobProgress job={job} />
       </td>
-      <td class="num tiny-hide">{metric(job.latest.loss)}</td>
+      <td class="num tiny-hide">
+        {job.latest.loss !== undefined && <LossTrend job={job} />}
+        {metric(job.latest.loss)}
+      </td>
       <td class="num tiny-hide">{job.latest.samples_per_s == null ? "–" : compact(job.latest.samples_per_s)}</td>
       <td class="num narrow-hide">{age(job.created_at, nowMs.value)}</td>
       <td class="why-cell narrow-hide">
         <Reason job={job} />
       </td>
     </tr>
+  );
+}
+
+/** How the loss came to what it is; asked for when the row is in view. */
+function LossTrend({ job }: { job: Job }) {
+  const place = useRef<HTMLSpanElement>(null);
+  const { step, loss } = job.latest;
+  useEffect(() => {
+    const element = place.current;
+    if (element === null) return;
+    const observer = new IntersectionObserver(([seen]) => seen?.isIntersecting === true && trends.want(job.id));
+    observer.observe(element);
+    return () => observer.disconnect();
+  }, [job.id]);
+  useEffect(() => trends.carryOn(job.id, step, loss), [job.id, step, loss]);
+  const trend = trends.of(job.id);
+  return (
+    <span ref={place}>
+      <Sparkline at={trend?.step ?? []} values={trend?.loss ?? []} label={`Loss of ${job.name} over its steps`} />
+    </span>
   );
 }
 

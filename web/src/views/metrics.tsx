@@ -13,10 +13,9 @@ import { isTerminal, type JobStore } from "../store/job";
 import { isCommand } from "../store/mode";
 import { MOST_RUNS } from "../store/runs";
 import { theme } from "../store/session";
-import type { Job } from "../types";
+import { Compared, runName } from "./compared";
 
 const MOST_OFFERED = 40;
-const runName = (job: Job): string => `${job.name} ${clock(job.created_at)}`;
 const FIRST = ["loss", "samples_per_s", "step_ms", "sync_ms", "test_auc", "sync_bytes"];
 const TITLE: Readonly<Record<string, string>> = {
   loss: "Loss",
@@ -25,6 +24,7 @@ const TITLE: Readonly<Record<string, string>> = {
   sync_ms: "Gradient sync, ms",
   sync_bytes: "Gradient bytes per step",
   test_auc: "Test AUC",
+  checkpoint_s: "Checkpoint, s",
 };
 
 const SMOOTHING = [0, 0.6, 0.9, 0.98] as const;
@@ -184,6 +184,7 @@ export function MetricsView({ store }: { store: JobStore }) {
         </Empty>
       ) : (
         <div class="scroll" tabIndex={0} role="region" aria-label="Charts">
+          {wanted !== "" && <Compared store={store} ids={wantedRuns()} />}
           <div class="charts">
             {bases.map((base) => (
               <MetricCard key={base} store={store} base={base} curves={all.get(base) ?? []} look={look} />
@@ -197,6 +198,7 @@ export function MetricsView({ store }: { store: JobStore }) {
 
 /** A graph of one replica exchanges nothing in itself: two charts of zeros would only take room. */
 function isWorthAChart(base: string, curves: readonly Curve[]): boolean {
+  if (base === "checkpoint_step") return false; // Config has them as a table
   const some = (test: (value: number) => boolean) => curves.some((curve) => curve.series.value.some(test));
   return /^sync_(ms|bytes)$/.test(base) ? some((value) => value > 0) : some(() => true);
 }

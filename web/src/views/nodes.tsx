@@ -1,20 +1,27 @@
 /** Nodes and what they have free: read when the page opens, then pushed by the server with the list of jobs. */
 import { useEffect, useState } from "preact/hooks";
 import { api } from "../api";
-import { age, bytes, firm, plural } from "../format";
+import { age, bytes, firm, percent, plural } from "../format";
 import { Empty, ErrorCard, Head, StateChip } from "../parts/basics";
+import { Sparkline } from "../parts/sparkline";
 import { jobsStore } from "../store/current";
 import { nowMs } from "../store/session";
-import type { NodeRow, PilotRow } from "../types";
+import type { NodeLoad, NodeRow, PilotRow } from "../types";
 import { useLoaded } from "./loaded";
 
 /** Pilots are not pushed: they change with the reports of the commands that ask for them. */
 const PILOTS_EVERY_MS = 5000;
+/** Means of minutes are not pushed either. */
+const LOADS_EVERY_MS = 15_000;
+/** A mean of a minute is shown as the present one for this long after the minute's begin. */
+const PRESENT_MS = 150_000;
 
 export function NodesPage() {
   const [nodes, setNodes] = useState<readonly NodeRow[] | null>(null);
   const [pilots, setPilots] = useState<readonly PilotRow[]>([]);
+  const [loads, setLoads] = useState<readonly NodeLoad[]>([]);
   const { error, guarded } = useLoaded();
+  const loadLoads = () => guarded(async () => setLoads((await api.nodeLoads()).items));
   const load = () =>
     guarded(async () => {
       setNodes((await api.nodes()).items);
@@ -23,8 +30,12 @@ export function NodesPage() {
   const pushed = jobsStore.value?.nodes.value ?? null;
   useEffect(() => {
     void load();
-    const timer = setInterval(() => document.hidden || void load(), PILOTS_EVERY_MS);
-    return () => clearInterval(timer);
+    void loadLoads();
+    const timers = [
+      setInterval(() => document.hidden || void load(), PILOTS_EVERY_MS),
+      setInterval(() => document.hidden || void loadLoads(), LOADS_EVERY_MS),
+    ];
+    return () => timers.forEach(clearInterval);
   }, []);
   useEffect(() => {
     if (pushed !== null) setNodes(pushed);
@@ -33,7 +44,12 @@ export function NodesPage() {
     <main class="page" id="main">
       <div class="page-head">
         <h1>Nodes</h1>
-        {nodes !== null && <span class="muted">{plural(nodes.length, "node")}</span>}
+        {nodes !== null && (
+          <span class="muted">
+            {plural(nodes.length, "node")}
+            {loads.length > 0 && " · processor and memory over the last hour"}
+          </span>
+        )}
         <span class="grow" />
         <button type="button" class="btn" onClick={() => void load()}>
           Refresh
@@ -47,7 +63,7 @@ export function NodesPage() {
             <code>penstock agent join</code>
           </Empty>
         ) : (
-          <NodeTable nodes={nodes ?? []} />
+          <NodeTable nodes={nodes ?? []} loads={new Map(loads.map((one) => [one.node_id, one]))} />
         )}
       </div>
       {pilots.length > 0 && <PilotTable pilots={pilots} />}
@@ -78,24 +94,25 @@ function PilotTable({ pilots }: { pilots: readonly PilotRow[] }) {
   );
 }
 
-function NodeTable({ nodes }: { nodes: readonly NodeRow[] }) {
+function NodeTable({ nodes, loads }: { nodes: readonly NodeRow[]; loads: ReadonlyMap<string, NodeLoad> }) {
   return (
     <table data-testid="nodes">
       <Head
         columns={[
           "Node",
           "State",
-          "Host",
-          ["Cores used", "num"],
-          ["GPUs", "num"],
+          ["Host", "tiny-hide"],
+          ["Cores used", "num tiny-hide"],
+          ["GPUs", "num tiny-hide"],
+          ["Processor", "num"],
           ["Memory", "num"],
-          ["Last seen", "num"],
-          "Version",
+          ["Last seen", "num tiny-hide"],
+          ["Version", "tiny-hide"],
         ]}
       />
       <tbody>
         {nodes.map((node) => (
-          <NodeLines key={node.id} node={node} />
+          <NodeLines key={node.id} node={node} load={loads.get(node.id) ?? null} />
         ))}
       </tbody>
     </table>
@@ -103,7 +120,10 @@ function NodeTable({ nodes }: { nodes: readonly NodeRow[] }) {
 }
 
 /** A node, and a line for each thing that its agent found wrong with the machine (docs/doctor.md). */
-function NodeLines({ node }: { node: NodeRow }) {
+function NodeLines({ node, load }: { node: NodeRow; load: NodeLoad | null }) {
+  const memory = latest(load?.memory_used_bytes, load, nowMs.value);
+  const cpu = latest(load?.cpu_percent, load, nowMs.value);
+  const at = load?.at.map((one) => Date.parse(one)) ?? [];
   return (
     <>
       <tr>
@@ -111,23 +131,49 @@ function NodeLines({ node }: { node: NodeRow }) {
         <td>
           <StateChip state={node.state} />
         </td>
-        <td>{node.host}</td>
-        <td class="num">
+        <td class="tiny-hide">{node.host}</td>
+        <td class="num tiny-hide">
           {node.cpus_used} / {node.cpus}
         </td>
-        <td class="num">{node.gpus}</td>
-        <td class="num">{bytes(node.memory_bytes)}</td>
-        <td class="num">{node.last_seen_at === null ? "–" : `${age(node.last_seen_at, nowMs.value)} ago`}</td>
-        <td class="mono">{node.version}</td>
+        <td class="num tiny-hide">{node.gpus}</td>
+        <td class="num">
+          <Sparkline
+            at={at}
+            values={load?.cpu_percent ?? []}
+            bounds={[0, 100]}
+            label={`Processor of ${node.name} over the last hour`}
+          />
+          {cpu === null ? "–" : percent(cpu / 100)}
+        </td>
+        <td class="num">
+          <Sparkline
+            at={at}
+            values={load?.memory_used_bytes ?? []}
+            bounds={[0, node.memory_bytes]}
+            label={`Memory of ${node.name} over the last hour`}
+          />
+          {memory !== null && bytes(memory)}
+          <span class={memory === null ? "" : "muted tiny-hide"}>
+            {memory === null ? "" : " of "}
+            {bytes(node.memory_bytes)}
+          </span>
+        </td>
+        <td class="num tiny-hide">{node.last_seen_at === null ? "–" : `${age(node.last_seen_at, nowMs.value)} ago`}</td>
+        <td class="mono tiny-hide">{node.version}</td>
       </tr>
       {node.findings.map((found) => (
         <tr key={`${node.id} ${found.name}`} data-testid="finding">
-          <td />
-          <td colSpan={7} class="muted">
+          <td colSpan={9} class="muted finding">
             {found.level}: {found.name}: {firm(`${found.detail}. ${found.advice}`)}
           </td>
         </tr>
       ))}
     </>
   );
+}
+
+/** The newest mean, if it is of now: a node that is away has none. */
+function latest(values: readonly number[] | undefined, load: NodeLoad | null, now: number): number | null {
+  const at = load?.at.at(-1);
+  return at === undefined || now - Date.parse(at) > PRESENT_MS ? null : (values?.at(-1) ?? null);
 }

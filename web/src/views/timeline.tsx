@@ -6,6 +6,7 @@ import { integer, nanos, percent, plural } from "../format";
 import { bucketOf } from "../graph/group";
 import { Empty, Head } from "../parts/basics";
 import { setQuery, url } from "../router";
+import { isTerminal } from "../store/job";
 import { clockText } from "../timeline/clocks";
 import type { TimelineController } from "../timeline/controller";
 import { isInput } from "../timeline/input";
@@ -45,9 +46,7 @@ export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean 
         <Tools parts={parts} />
       </div>
       {model.numSlices === 0 ? (
-        <Empty title="No sampled step yet">
-          <span>A trainer sends whole steps now and then; the first appears here.</span>
-        </Empty>
+        <NoStep over={store.job.value !== null && isTerminal(store.job.value)} />
       ) : (
         <>
           <Clocks model={model} />
@@ -56,6 +55,15 @@ export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean 
         </>
       )}
     </section>
+  );
+}
+
+function NoStep({ over }: { over: boolean }) {
+  if (over) return <Empty title="No sampled step was recorded" />;
+  return (
+    <Empty title="No sampled step yet">
+      <span>A trainer sends whole steps now and then; the first appears here.</span>
+    </Empty>
   );
 }
 
