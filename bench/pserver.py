@@ -2,9 +2,11 @@
 
 The workload is the Criteo-shaped CTR-DNN of `bench ctr`. `penstock` is the local job: one process, a replica a core.
 `penstock_ps` is one server and one trainer with as many replicas, sync; `penstock_ps_async` the same without rounds;
-`penstock_ps_two` one server and two trainers of one replica and half a batch each. Every process may use all cores, so
-what the server takes, the trainer lacks. Peers train the same network from the same values on the same batches, with
-one server and one trainer each; the server of paddle makes its table by itself, so what that learns is not compared.
+`penstock_ps_log` and `penstock_ps_async_log` have a server that keeps its state (snapshots, write-ahead log), as those
+of submitted jobs do; `penstock_ps_two` is one server and two trainers of one replica and half a batch each. Every
+process may use all cores, so what the server takes, the trainer lacks. Peers train the same network from the same
+values on the same batches, with one server and one trainer each; the server of paddle makes its table by itself, so
+what that learns is not compared.
 
 Contenders take turns as in `bench ctr`. `of_local_…` is our rate with servers over the local job's; `ratio_…` is the
 rate of the better of our two pairs, sync and async, over the peer's.

@@ -120,6 +120,10 @@ CONTENDERS: Mapping[str, Kind] = {
     "penstock_collective": Kind("penstock_collective", "", PROJECT, "collective mode, a trainer a core"),
     "penstock_ps": Kind("penstock_pserver", "sync1", PROJECT, "a parameter server and a trainer, sync", served=True),
     "penstock_ps_async": Kind("penstock_pserver", "async1", PROJECT, "the same, async", served=True),
+    "penstock_ps_log": Kind("penstock_pserver", "sync-log1", PROJECT, "sync, and the server has a log", served=True),
+    "penstock_ps_async_log": Kind(
+        "penstock_pserver", "async-log1", PROJECT, "async, and the server has a log", served=True
+    ),
     "penstock_ps_half": Kind(
         "penstock_pserver", "half1", PROJECT, "the same, half-async, with a communicator", served=True, compared=False
     ),

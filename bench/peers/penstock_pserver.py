@@ -1,6 +1,7 @@
 """Penstock with one parameter server on the same host.
 
-`mode`: "sync1", "async1", "half1" (half-async), "geo1" with one trainer, "sync2" with two.
+`mode`: "sync1", "async1", "half1" (half-async), "geo1" with one trainer, "sync2" with two; "sync-log1" and "async-log1"
+with a server that keeps its state, as those of submitted jobs do.
 
 One trainer has a replica a core, as the local job; two have one each, half of each batch, and a core of their own.
 Rank 0 is the process that the parent talks to: it starts the server and the other trainer, and passes every command on.
@@ -131,7 +132,9 @@ def _children(options: Options, meet: Path, trainers: int) -> list[subprocess.Po
         endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
     meet.write_text(endpoint)
     command = [sys.executable, "-m", "bench.peers.penstock_pserver", str(options.workload), endpoint, options.mode]
-    started = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)]
+    state = {"PENSTOCK_PS_STATE_DIR": str(options.folder / "state")} if "-log" in options.mode else {}
+    null = subprocess.DEVNULL
+    started = [subprocess.Popen(command, stdin=null, stdout=null, env=os.environ | state)]
     key = next(k for k, kind in CONTENDERS.items() if kind.mode == options.mode and __name__.endswith(kind.module))
     for rank in range(1, trainers):
         command = [sys.executable, "-m", "bench.peers.serve", key, "--workload", str(options.workload)]

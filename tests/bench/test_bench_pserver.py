@@ -11,8 +11,8 @@ from bench.report import Report
 
 def test_peers_are_those_with_servers_that_are_not_ours() -> None:
     assert chosen(None) == PEERS == ["torch_rpc_ps", "tensorflow_ps", "paddle_brpc_ps"]
-    ours = ["penstock_ps", "penstock_ps_async", "penstock_ps_half", "penstock_ps_geo", "penstock_ps_two"]
-    assert ours == SERVED
+    modes = ["", "_async", "_log", "_async_log", "_half", "_geo", "_two"]
+    assert [f"penstock_ps{mode}" for mode in modes] == SERVED
     assert chosen("") == []
     assert all(CONTENDERS[key].served for key in (*PEERS, *SERVED))
 
@@ -27,6 +27,8 @@ def test_shares_and_ratios_refer_to_pairs_of_the_same_round() -> None:
         "penstock": [1.0, 2.0],
         "penstock_ps": [2.0, 2.0],
         "penstock_ps_async": [1.25, 4.0],
+        "penstock_ps_log": [2.0, 2.0],
+        "penstock_ps_async_log": [2.0, 2.0],
         "penstock_ps_half": [2.0, 2.0],
         "penstock_ps_geo": [2.0, 2.0],
         "penstock_ps_two": [4.0, 8.0],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ from tests.support.waiting import until
 import penstock as fluid
 from penstock.errors import OperatorError, PenstockError
 from penstock.ps.communicator import remotes
-from penstock.ps.durability.wal import AppliedIndex
+from penstock.ps.durability.wal import AppliedIndex, recover
 from penstock.ps.persistence import recover_server
 from penstock.ps.remote import PsMode
 from penstock.ps.rounds.messages import Tick
@@ -369,9 +371,91 @@ def test_a_prepared_update_that_fails_ends_the_server(start: Start) -> None:
     assert job.servers[0]._state.is_torn
 
 
-def test_with_a_log_every_step_is_in_it(start: Start, tmp_path: Path) -> None:
-    job = start("sync", state_dir=tmp_path)
+def logged(folder: Path) -> list[Any]:
+    """What each record of a server's log says, but of reads: tensors as bytes, and steps from 0 on.
+
+    The process numbers pushes and reads over all its jobs. In no order: trainers join, and blocks are written, in any.
+    """
+    found = []
+    numbers: list[Any] = []
+    for one in recover(folder, since=0):
+        kind, fields = one.message.kind, dict(one.message.fields)
+        if kind == "applied":
+            numbers += [] if fields["round"] in numbers else [fields["round"]]
+            fields["round"] = numbers.index(fields["round"])
+        if kind != "pulled":
+            tensors = sorted((t.name, t.dtype, t.shape, bytes(t.data)) for t in one.message.tensors)
+            found.append((kind, fields, tensors))
+    return sorted(found, key=str)
+
+
+@pytest.mark.parametrize("num_trainers", [1, 2])
+@pytest.mark.parametrize("mode", MODES)
+def test_native_records_are_those_of_python(start: Start, tmp_path: Path, mode: PsMode, num_trainers: int) -> None:
+    found = []
+    for natively in (False, True):
+        job = start(mode, natively=natively, num_trainers=num_trainers, state_dir=tmp_path / str(natively))
+        for seed in range(6):
+            if mode == "sync":
+                all_step(job, seed, num_trainers)
+            else:
+                for trainer in range(num_trainers):
+                    step(job, seed, trainer)
+        assert (num_native(job) > 0) == natively
+        with job.servers[0]._state.locks.all():
+            found.append(logged(tmp_path / str(natively) / job.servers[0]._state.settings.name))
+    assert len(found[0]) >= 6
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_server_goes_on_from_what_native_code_has_logged(start: Start, tmp_path: Path, mode: PsMode) -> None:
+    job = start(mode, make=decayed_adam, state_dir=tmp_path / "state")
+    for seed in range(6):
+        step(job, seed)
+    assert num_native(job) > 0
+    server = job.servers[0]
+    with server._state.locks.all():  # as after a kill: the files as they are, and no snapshot
+        shutil.copytree(tmp_path / "state", tmp_path / "copy")
+        expected, applied = state_of(job), dict(server._state.applied.applied)
+        at = server._state.applied.round
+    again = stored(mode, make=decayed_adam, kind=ProgramStorage)
+    index = AppliedIndex(trainers=1, keeps_changes=False)
+    folder = tmp_path / "copy" / server._state.settings.name
+    recover_server(folder, again, index, job=server._state.settings.job, blocks=list(server._state.specs))
+    assert {name: {key: t.tolist() for key, t in tensors.items()} for name, tensors in again.state()} == expected
+    assert (index.applied, index.round) == (applied, at)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_native_step_that_cannot_be_logged_is_not_acknowledged(start: Start, tmp_path: Path, mode: PsMode) -> None:
+    job = start(mode, state_dir=tmp_path)
     for seed in range(4):
         step(job, seed)
-    assert num_native(job) == 0
-    assert job.servers[0]._state.log.next_sequence >= 4
+    server = job.servers[0]
+    path = tmp_path / server._state.settings.name
+    with server._state.locks.all():
+        before = len(logged(path))
+        full = os.open("/dev/full", os.O_WRONLY)
+        server._state.log.journal.open(full)
+    with pytest.raises((PenstockError, RuntimeError)):
+        step(job, 4)
+    with pytest.raises(PenstockError, match="No space left"):
+        server.wait(60)
+    assert len(logged(path)) == before
+
+
+def test_a_round_whose_native_update_fails_is_not_in_the_log(start: Start, tmp_path: Path) -> None:
+    job = start("sync", make=sgd, state_dir=tmp_path)
+    for seed in range(4):
+        step(job, seed)
+    storage: Any = job.storages[0]
+    path = tmp_path / job.servers[0]._state.settings.name
+    with job.servers[0]._state.locks.all():
+        before = logged(path)
+        storage.value("weight").resize_(3, 1)
+    with pytest.raises((PenstockError, RuntimeError)):
+        step(job, 4)
+    with pytest.raises(PenstockError):
+        job.servers[0].wait(60)
+    assert logged(path) == before

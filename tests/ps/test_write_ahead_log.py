@@ -6,14 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import tracemalloc
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.errors import Bug, PeerError
+from penstock.native.channels import crc32
 from penstock.ps.durability.wal import WriteAheadLog, log_files, recover
 from penstock.ps.wire import Message, WireTensor
 
@@ -94,16 +99,26 @@ def test_drop_without_a_folder_counts_back() -> None:
     assert log.next_sequence == 3
 
 
-def test_a_record_may_be_longer_than_4_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_may_be_longer_than_4_gib(tmp_path: Path) -> None:
     values: Any = np.empty((1 << 30) + 1, np.float32)  # memory that nobody touches is none
-    sent: list[bytes | memoryview] = []
-    monkeypatch.setattr("penstock.ps.durability.wal._write_all", lambda file, parts: sent.extend(parts))
-    monkeypatch.setattr("penstock.ps.durability.wal.zlib.crc32", lambda data, before=0: 0)
     log = WriteAheadLog(tmp_path, next_sequence=0)
-    tensor = WireTensor("values:w", "float32", values.shape, memoryview(values))
-    log.append(Message("round", {"round": 0}, [tensor]))
+    taken, given = os.pipe()
+    log.journal.open(given)
+    prefixes: list[bytes] = []
+
+    def take_prefix() -> None:
+        prefixes.append(os.read(taken, 28))
+        os.close(taken)
+
+    reader = threading.Thread(target=take_prefix)
+    reader.start()
+    with pytest.raises(OSError, match=r"pipe"):  # it has gone when the prefix is there
+        log.append(
+            Message("round", {"round": 0}, [WireTensor("values:w", "float32", values.shape, memoryview(values))])
+        )
+    reader.join()
     log.close()
-    assert values.nbytes.to_bytes(8, "little") in bytes(sent[0])
+    assert values.nbytes.to_bytes(8, "little") in prefixes[0]
 
 
 def test_a_log_is_not_read_as_a_whole(tmp_path: Path) -> None:
@@ -183,3 +198,12 @@ def test_a_killed_writer_loses_nothing_that_it_acknowledged(tmp_path: Path) -> N
     kept = numbers(tmp_path)
     assert kept == list(range(len(kept)))
     assert len(kept) > acknowledged
+
+
+@given(st.lists(st.binary(max_size=300), max_size=6), st.integers(0, 200))
+def test_checksums_are_those_of_zlib(parts: list[bytes], begin: int) -> None:
+    ours = expected = 0
+    for part in parts:
+        data = memoryview(part * 9)[begin:]
+        ours, expected = crc32(data, ours), zlib.crc32(data, expected)
+    assert ours == expected

@@ -15,9 +15,12 @@ Python    during a hold (`held`), which begins when nothing native is under way 
 A step that waits for those of others is handed to Python by any hold, and after 250 ms in any case, as if it had just
 come; so leases, stragglers, meetings and joins are Python's alone. What does not fit goes to Python too: another round
 or epoch, a repetition, a push of other blocks, messages in parts, 8 MiB of gradients or more. Nothing is prepared where
-Python has something to do at every step: a log, tables, delay compensation, a round block that needs sizes or has
+Python has something to do at every step: tables, delay compensation, a round block that needs sizes or has
 control flow, GEO, staged values, or a machine that is not at rest (a member that starts with a later round or is
 expected back, a meeting, a refusal, a request that waits).
+
+The log: native code appends the records that Python would, a round before it is applied, a push before it is
+acknowledged (`native/src/ps/journal.h`). Python appends under a hold, so records are in the order of what they tell of.
 
 Leases: each request that is carried out renews its sender's, as of when it came, in the machine with the next hold.
 A failed update leaves blocks half done, as it does in Python: nothing is prepared any more, and the server ends.
@@ -26,6 +29,7 @@ A failed update leaves blocks half done, as it does in Python: nothing is prepar
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,12 +37,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from penstock.errors import PenstockError
-from penstock.native.channels import Prepared, Traffic
+from penstock.native.channels import BlockWords, Journal, Prepared, Traffic
 from penstock.ps.durability.wal import AppliedIndex
 from penstock.ps.rounds.messages import Standing
 from penstock.ps.settings import ServerSettings
 from penstock.ps.storage import BlockSpec, Gradient, Storage
 from penstock.ps.transport.local import ANSWER_S
+from penstock.ps.wire import ROWS, VALUES, dtype_name
 
 _MODES = frozenset({"sync", "async", "half_async"})
 _MAX_UPDATES = 32  # sets of blocks, as plans have it
@@ -84,6 +89,13 @@ class PreparedSteps:
         self._applied, self._is_sync = applied, settings.mode == "sync"
         self._names = list(specs)
         self._numbers = {name: number for number, name in enumerate(self._names)}
+        self._words = [
+            BlockWords(
+                values=json.dumps(VALUES + name), rows=json.dumps(ROWS + name), name=json.dumps(name),
+                dtype=json.dumps(dtype_name(spec.dtype)),
+            )
+            for name, spec in specs.items()
+        ]  # fmt: skip
         self._lock = threading.Lock()  # of what has passed
         self._passed: Standing | None = None
         self._staleness: Counter[int] = Counter()
@@ -95,6 +107,11 @@ class PreparedSteps:
             values = [storage.value(name) for name in self._names]
             if all(value.is_contiguous() for value in values):
                 self.native = Prepared(traffic, values, sync=self._is_sync, limit_s=ANSWER_S)
+
+    def log_to(self, journal: Journal) -> None:
+        """Log what native code applies. Before anything is prepared."""
+        if self.native is not None:
+            self.native.log_to(journal, self._words)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

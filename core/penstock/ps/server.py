@@ -21,7 +21,6 @@ from penstock.errors import PenstockError, SpecError, Unavailable
 from penstock.ps.channel_requests import ChannelRequests
 from penstock.ps.dispatcher import Dispatcher, Stragglers
 from penstock.ps.durability.server_snapshots import StateLock
-from penstock.ps.durability.wal import WriteAheadLog
 from penstock.ps.handover import Handover
 from penstock.ps.persistence import Recovered, Snapshotter, has_state, other_state, recover_server, restore_from
 from penstock.ps.requests import Requests
@@ -102,7 +101,7 @@ class ParameterServer:
         self._is_open = True
         recovered, is_recut = self._recover()
         state.goes_on = is_recut or (settings.folder is not None and has_state(settings.folder))
-        state.log = WriteAheadLog(settings.folder, next_sequence=recovered.next_sequence)
+        state.open_log(recovered.next_sequence)
         machine = self._machine(recovered)
         self._updates = Updates(state)
         self._dispatcher = Dispatcher(machine, self._updates, self)

@@ -130,7 +130,7 @@ class Payloads:
 class ServerState:
     """What the parts of one server share, built once. Recovery restores `storage` and `applied`.
 
-    `log`: counts only, until recovery has read the one before. `goes_on`: whether the values are
+    `log`: counts only, until recovery has read the one before (`open_log`). `goes_on`: whether the values are
     from a state of its own, in which no checkpoint is named. `traffic`: of channels.
     """
 
@@ -150,6 +150,11 @@ class ServerState:
         self.log = WriteAheadLog(None)
         self.goes_on = self._is_torn = False
 
+    def open_log(self, next_sequence: int) -> None:
+        """Go on with the log of the settings' folder."""
+        self.log = WriteAheadLog(self.settings.folder, next_sequence=next_sequence)
+        self.prepared.log_to(self.log.journal)
+
     @property
     def is_torn(self) -> bool:
         """Whether an update has failed half done, so that no snapshot may be taken."""
@@ -163,7 +168,7 @@ class ServerState:
     def can_prepare(self) -> bool:
         """Whether native code may go on when the round machine is at rest. Held."""
         is_staged = self.staging.has_staged or self.staged_pushes.has_staged
-        return not (self.log.is_kept or is_staged or self._is_torn)
+        return not (is_staged or self._is_torn)
 
 
 LARGE = 8 << 20

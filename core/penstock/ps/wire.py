@@ -253,6 +253,14 @@ _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_S
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return what a message calls it. Raises PeerError for one that does not travel."""
+    name = _NAMES.get(dtype)
+    if name is None:
+        raise PeerError(f"{dtype} does not travel; what does is {', '.join(ITEM_SIZES)}")
+    return name
+
+
 def bytes_of(tensor: torch.Tensor) -> Any:
     """Return the bytes of a contiguous CPU tensor, as a numpy array that looks at them."""
     flat = tensor.detach().reshape(-1)
@@ -264,9 +272,10 @@ def bytes_of(tensor: torch.Tensor) -> Any:
 
 def to_wire(name: str, tensor: torch.Tensor) -> WireTensor:
     """Return a view of a contiguous CPU tensor's bytes. Raises PeerError for one that does not travel."""
-    dtype = _NAMES.get(tensor.dtype)
-    if dtype is None:
-        raise PeerError(f"tensor {name!r} is {tensor.dtype}; what travels is {', '.join(ITEM_SIZES)}")
+    try:
+        dtype = dtype_name(tensor.dtype)
+    except PeerError as error:
+        raise PeerError(f"tensor {name!r}: {error}") from error
     if tensor.dim() > MAX_DIMS:
         shape = list(tensor.shape)
         raise PeerError(f"tensor {name!r} is {shape}; what travels has up to {MAX_DIMS} dimensions: reshape it")

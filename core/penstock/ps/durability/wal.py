@@ -1,9 +1,9 @@
 """Write-ahead log of a parameter server, and the index of what was applied: a kill loses nothing acknowledged.
 
 One file after another, `journal.<first>.log`; a record is a 28-byte prefix (magic, body length, head length, CRC-32 of
-head and body, sequence number) and one message of `wire`. A record is handed to the operating system before its update
-is acknowledged: it survives the death of the process. A record that is not whole
-ends the log: it was never acknowledged, and is cut off.
+head and body, sequence number) and one message of `wire`. Native code writes it (`native/src/ps/journal.h`), for Python
+and for what it carries out by itself. A record is handed to the operating system before its update is acknowledged: it
+survives the death of the process. A record that is not whole ends the log: it was never acknowledged, and is cut off.
 
 The index changes together with the log, under the lock of the block (or of all blocks, for a round), so a snapshot that
 holds all locks sees it as of one position of the log. Replay of the log calls the same methods.
@@ -16,7 +16,6 @@ import os
 import re
 import struct
 import threading
-import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import Bug, PeerError
+from penstock.native.channels import Journal, crc32
 from penstock.ps.rounds.machine import Roster
 from penstock.ps.rounds.messages import TrainerIncarnation
 from penstock.ps.wire import MAX_HEAD_BYTES, Message, Value, decode, encode
@@ -46,11 +46,14 @@ class LogRecord:
 
 
 class WriteAheadLog:
-    """Appends records. Thread-safe; one writer a folder. `folder` None: records are counted, nothing is written."""
+    """Appends records. Thread-safe; one writer a folder. `folder` None: records are counted, nothing is written.
+
+    `journal`: the open file, to which native code may append too, see `penstock.ps.prepared`.
+    """
 
     def __init__(self, folder: Path | None, *, next_sequence: int = 0) -> None:
         self._lock = threading.Lock()
-        self._folder, self._next, self._file = folder, next_sequence, -1
+        self._folder, self.journal = folder, Journal(next_sequence)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self._begin(folder)
@@ -58,50 +61,35 @@ class WriteAheadLog:
     @property
     def is_kept(self) -> bool:
         """Whether records are written."""
-        return self._file >= 0
+        return self.journal.is_kept
 
     @property
     def next_sequence(self) -> int:
         """Number of the record that comes next."""
-        with self._lock:
-            return self._next
+        return self.journal.next
 
     def append(self, message: Message) -> int:
         """Write one record; return its sequence number. On an OSError (disk full) the log is as it was before."""
         with self._lock:
-            if self.is_kept:
-                self._write(message)
-            self._next += 1
-            return self._next - 1
+            return self._write(message)
 
-    def _write(self, message: Message) -> None:
-        head, parts = encode(message)
-        checksum = zlib.crc32(head)
-        length = 0
-        for part in parts:
-            checksum = zlib.crc32(part, checksum)
-            length += len(part)
-        start = os.fstat(self._file).st_size
-        try:
-            _write_all(self._file, [_PREFIX.pack(_MAGIC, length, len(head), checksum, self._next), head, *parts])
-        except OSError:
-            os.ftruncate(self._file, start)
-            raise
+    def _write(self, message: Message) -> int:
+        head, parts = encode(message) if self.is_kept else (b"", [])
+        return self.journal.append(head, parts)
 
     def drop(self, sequence: int) -> None:
         """Take a record of the open file out again; those after it move up. Raises OSError."""
         with self._lock:
             if not self.is_kept:
-                self._next -= 1
+                self.journal.cut(0, self.journal.next - 1)
                 return
-            later = self._cut_off(sequence)
-            self._next = sequence
+            begin, later = self._from(sequence)
+            self.journal.cut(begin, sequence)
             for message in later:
                 self._write(message)
-                self._next += 1
 
-    def _cut_off(self, sequence: int) -> list[Message]:
-        """Cut the open file off before a record; return the records after it."""
+    def _from(self, sequence: int) -> tuple[int, list[Message]]:
+        """Return where a record of the open file begins, and the records after it."""
         data = _mapped(self._path)
         offset, later = 0, []
         begin = len(data)
@@ -114,16 +102,14 @@ class WriteAheadLog:
             offset = end
         if begin == len(data):
             raise Bug(f"{self._path} has no record {sequence} to drop")
-        os.ftruncate(self._file, begin)
-        return later
+        return begin, later
 
     def rotate(self) -> int:
         """Begin another file, from which on a snapshot taken now holds nothing; return its first record's number."""
         with self._lock:
             if self._folder is not None and self.is_kept:
-                os.close(self._file)
                 self._begin(self._folder)
-            return self._next
+            return self.journal.next
 
     def forget_before(self, sequence: int) -> None:
         """Remove the files all of whose records a finished snapshot holds."""
@@ -136,24 +122,11 @@ class WriteAheadLog:
     def close(self) -> None:
         """Close the file. A second call does nothing."""
         with self._lock:
-            if self.is_kept:
-                os.close(self._file)
-                self._file = -1
+            self.journal.close()
 
     def _begin(self, folder: Path) -> None:
-        self._path = folder / f"journal.{self._next:020d}.log"
-        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-
-
-def _write_all(file: int, parts: list[bytes | memoryview]) -> None:
-    for first in range(0, len(parts), 512):  # IOV_MAX is 1024
-        waiting = [memoryview(p).cast("B") for p in parts[first : first + 512]]
-        while waiting:
-            written = os.writev(file, waiting)
-            while waiting and written >= len(waiting[0]):
-                written -= len(waiting.pop(0))
-            if waiting:
-                waiting[0] = waiting[0][written:]
+        self._path = folder / f"journal.{self.journal.next:020d}.log"
+        self.journal.open(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
 
 
 def log_files(folder: Path) -> list[tuple[int, Path]]:
@@ -211,7 +184,7 @@ def _record(data: memoryview, offset: int) -> tuple[LogRecord, int] | None:
     end = begin + head_length + body_length
     if magic != _MAGIC or head_length > MAX_HEAD_BYTES + 8 or end > len(data):
         return None
-    if zlib.crc32(data[begin:end]) != checksum:
+    if crc32(data[begin:end]) != checksum:
         return None
     middle = begin + head_length
     return LogRecord(sequence, decode(bytes(data[begin:middle]), data[middle:end])), end

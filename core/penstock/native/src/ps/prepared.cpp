@@ -36,22 +36,31 @@ const Gradient& of_block(const std::vector<Gradient>& gradients, std::uint32_t b
 
 // The mean of a block's gradients over the members, in their order: as `penstock.ps.state.mean`. The first one's values
 // may be written to.
-void add_mean(const std::vector<const Gradient*>& parts, bool with_rows, std::vector<at::Tensor>& fed) {
+Gradient mean_of(const std::vector<const Gradient*>& parts) {
   const auto count = static_cast<std::int64_t>(parts.size());
-  at::Tensor total = std::get<1>(*parts[0]);
-  if (with_rows) {
+  auto [block, total, of_rows] = *parts[0];
+  if (of_rows && count > 1) {
     std::vector<at::Tensor> rows, values;
     for (const Gradient* one : parts) {
       rows.push_back(*std::get<2>(*one));
       values.push_back(std::get<1>(*one));
     }
-    fed.push_back(count > 1 ? at::cat(rows) : rows[0]);
-    if (count > 1) total = at::cat(values);
+    of_rows = at::cat(rows);
+    total = at::cat(values);
   } else {
     for (std::size_t i = 1; i < parts.size(); ++i) total.add_(std::get<1>(*parts[i]));
   }
   if (count > 1) total.div_(count);
-  fed.push_back(std::move(total));
+  return {block, std::move(total), std::move(of_rows)};
+}
+
+std::vector<at::Tensor> fed_with(const std::vector<Gradient>& gradients) {
+  std::vector<at::Tensor> fed;
+  for (const auto& [block, values, rows] : gradients) {
+    if (rows) fed.push_back(*rows);
+    fed.push_back(values);
+  }
+  return fed;
 }
 
 }  // namespace
@@ -60,6 +69,12 @@ Prepared::Prepared(std::shared_ptr<Traffic> traffic, std::vector<at::Tensor> val
     : traffic_(std::move(traffic)), values_(std::move(values)), sync_(sync), limit_s_(limit_s) {}
 
 // ---------------------------------------------------------------- for Python
+
+void Prepared::log_to(std::shared_ptr<Journal> journal, std::vector<BlockWords> words) {
+  const std::lock_guard guard(lock_);
+  journal_ = std::move(journal);
+  words_ = std::move(words);
+}
 
 bool Prepared::begin_hold() {
   const std::lock_guard guard(lock_);
@@ -201,14 +216,20 @@ const Prepared::Update* Prepared::update_of_all(const Steps& steps) const {
 }
 
 bool Prepared::update_by_all(Lock& held, const Update& update, const Steps& steps) {
-  return run(held, update, [&](std::vector<at::Tensor>& fed) {
+  const auto merged = [&] {
     const at::NoGradGuard no_grad;
-    for (std::size_t i = 0; i < update.blocks.size(); ++i) {
+    std::vector<Gradient> out;
+    for (const std::uint32_t block : update.blocks) {
       std::vector<const Gradient*> parts;
-      for (const auto& [trainer, step] : steps) parts.push_back(&of_block(step->gradients, update.blocks[i]));
-      add_mean(parts, update.with_rows[i], fed);
+      for (const auto& [trainer, step] : steps) parts.push_back(&of_block(step->gradients, block));
+      out.push_back(mean_of(parts));
     }
-  });
+    return out;
+  };
+  const auto log = [&, round = now_.round](const std::vector<Gradient>& gradients) {
+    journal_->append({round_record(round, gradients, words_)});
+  };
+  return run(held, update, {merged, is_logged() ? log : decltype(Work::before){}, {}});
 }
 
 // All steps of the round are here. Afterwards they are applied, with a reader each, or left to Python, whatever fails.
@@ -233,19 +254,26 @@ void Prepared::close(Lock& held) {
   for (const auto& [trainer, step] : steps) note_figures([&, of = trainer] { traffic_->merged(of, update->blocks); });
 }
 
-// Waits for readers, then updates without the lock. False: it has failed, and blocks may be half done.
-bool Prepared::run(Lock& held, const Update& update, const std::function<void(std::vector<at::Tensor>&)>& feed) {
+// Waits for readers, then updates without the lock. False: it has failed, and blocks may be half done. What it logged
+// before is taken back then, since every start would fail over it again.
+bool Prepared::run(Lock& held, const Update& update, const Work& work) {
   is_updating_ = true;
   changed_.wait(held, [this] { return num_readers_ == 0; });
   held.unlock();
   std::optional<PreparedRun::Failed> failed;
+  bool has_logged = false;
   try {
-    std::vector<at::Tensor> fed;
-    feed(fed);
-    failed = update.run->run(std::move(fed));
+    const std::vector<Gradient> gradients = work.gradients();
+    if (work.before) {
+      work.before(gradients);
+      has_logged = true;
+    }
+    failed = update.run->run(fed_with(gradients));
+    if (!failed && work.after) work.after(gradients);
   } catch (const std::exception& error) {
     failed = {-1, error.what(), {}};
   }
+  if (failed && has_logged) take_back();
   held.lock();
   is_updating_ = false;
   if (!failed) return true;
@@ -253,6 +281,13 @@ bool Prepared::run(Lock& held, const Update& update, const std::function<void(st
   failure_ = {static_cast<std::size_t>(at - updates_.begin()), *std::move(failed)};
   is_prepared_ = false;
   return false;
+}
+
+void Prepared::take_back() {
+  try {
+    journal_->take_back();
+  } catch (const std::exception&) {  // the server ends over the update's error; a start fails over the record
+  }
 }
 
 bool Prepared::alone(const Request& request, Answers& answers) {
@@ -270,13 +305,19 @@ bool Prepared::alone(const Request& request, Answers& answers) {
     for (const std::uint32_t block : update->blocks) {
       if (message.round <= member->pushed[block]) return false;  // Python knows repetitions
     }
-    const bool well = run(held, *update, [&](std::vector<at::Tensor>& fed) {
-      for (const std::uint32_t block : update->blocks) {
-        const auto& [number, values, rows] = of_block(gradients, block);
-        if (rows) fed.push_back(*rows);
-        fed.push_back(values);
+    const auto in_order = [&] {
+      std::vector<Gradient> out;
+      for (const std::uint32_t block : update->blocks) out.push_back(of_block(gradients, block));
+      return out;
+    };
+    const auto log = [&](const std::vector<Gradient>& pushes) {
+      std::vector<Record> records;
+      for (const Gradient& push : pushes) {
+        records.push_back(applied_record(message.trainer, message.epoch, message.round, push, words_));
       }
-    });
+      journal_->append(records);
+    };
+    const bool well = run(held, *update, {in_order, {}, is_logged() ? log : decltype(Work::after){}});
     if (well) {
       for (const std::uint32_t block : update->blocks) {
         const std::int64_t behind = now_.versions[block] - member->read[block];

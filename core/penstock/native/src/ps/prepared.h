@@ -11,6 +11,7 @@
 // a round       is closed here when each member's step is here; merged in the order of trainers, as Python does it.
 //               A step that waits for others is handed to Python by a hold, and after kTogether
 // a push        where there are no rounds, is applied when it comes, one after another
+// the log       has a round before it is applied, and a push before it is acknowledged, as Python writes them
 // a failure     of an update leaves blocks half done: nothing more is prepared, and the server ends
 //
 // Thread-safe. Never calls Python, nor waits for its lock.
@@ -30,6 +31,7 @@
 
 #include "engine/prepared_run.h"
 #include "ps/answers.h"
+#include "ps/journal.h"
 #include "ps/request.h"
 #include "ps/traffic.h"
 
@@ -65,6 +67,7 @@ class Prepared {
   Prepared& operator=(const Prepared&) = delete;
 
   // -- for Python. `prepare`, `know` and `take` under a hold.
+  void log_to(std::shared_ptr<Journal> journal, std::vector<BlockWords> words);  // before anything is prepared
   bool begin_hold();  // false: something is under way, `wait_until_held` waits for it
   void wait_until_held();
   void release();
@@ -103,7 +106,14 @@ class Prepared {
   bool alone(const Request& request, Answers& answers);
   bool look_up(const Request& request, Answers& answers);
   void close(Lock& held);
-  bool run(Lock& held, const Update& update, const std::function<void(std::vector<at::Tensor>&)>& feed);
+  // What an update is made of, and what is logged of it before or after it.
+  struct Work {
+    std::function<std::vector<Gradient>()> gradients;
+    std::function<void(const std::vector<Gradient>&)> before, after;
+  };
+  bool run(Lock& held, const Update& update, const Work& work);
+  void take_back();
+  bool is_logged() const { return journal_ != nullptr && journal_->is_kept(); }
   void note_push(PreparedMember& member, std::uint32_t block, std::int64_t number, std::int64_t behind);
   void note_read(PreparedMember& member);
   void read_and_answer(const std::vector<std::uint32_t>& reads, Answers& answers, std::int64_t round,
@@ -111,6 +121,8 @@ class Prepared {
   void done_reading();
 
   const std::shared_ptr<Traffic> traffic_;
+  std::shared_ptr<Journal> journal_;
+  std::vector<BlockWords> words_;
   const std::vector<at::Tensor> values_;
   const bool sync_;
   const double limit_s_;
