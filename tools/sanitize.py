@@ -25,7 +25,9 @@ PARTS = {
     "ring": ("ops/ring/memory.cpp", "ops/ring/ring.cpp", "ops/ring/sums.cpp"),
     "channels": (*_CHANNEL, "ps/inbox.cpp"),
     "meeting": (*_CHANNEL, "ps/columns.cpp", "ps/meeting.cpp", "ps/rows.cpp"),
-    "prepared": (*_CHANNEL, "ops/lookup.cpp", "ps/outbox.cpp", "ps/prepared.cpp"),
+    "prepared": (
+        *_CHANNEL, "ops/lookup.cpp", "ps/crc32.cpp", "ps/journal.cpp", "ps/outbox.cpp", "ps/prepared.cpp",
+    ),
     "session": (
         *_CHANNEL, "ps/columns.cpp", "ps/inbox.cpp", "ps/meeting.cpp", "ps/next_rows.cpp", "ps/outbox.cpp",
         "ps/rows.cpp", "ps/session.cpp", "ps/session_ahead.cpp", "ps/session_counts.cpp", "ps/session_look_ups.cpp",

@@ -22,7 +22,8 @@ from tests.support.waiting import until
 import penstock as fluid
 from penstock.errors import OperatorError, PenstockError
 from penstock.ps.communicator import remotes
-from penstock.ps.durability.wal import AppliedIndex, recover
+from penstock.ps.durability.server_snapshots import snapshots
+from penstock.ps.durability.wal import AppliedIndex, log_files, recover
 from penstock.ps.persistence import recover_server
 from penstock.ps.remote import PsMode
 from penstock.ps.rounds.messages import Tick
@@ -459,3 +460,16 @@ def test_a_round_whose_native_update_fails_is_not_in_the_log(start: Start, tmp_p
     with pytest.raises(PenstockError):
         job.servers[0].wait(60)
     assert logged(path) == before
+
+
+def test_a_snapshot_comes_early_when_the_log_is_large(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.ps.persistence.LOG_BYTES", 4000)
+    monkeypatch.setattr("penstock.ps.server.LOOK_S", 0.01)
+    job = start("sync", state_dir=tmp_path)  # its snapshots are a minute apart
+    folder = tmp_path / job.servers[0]._state.settings.name
+    for seed in range(4):
+        step(job, seed)
+    until(lambda: step(job, 5) and len(snapshots(folder)) > 1 and snapshots(folder)[0][0] > 0, "the first is gone")
+    assert log_files(folder)[0][0] > 0

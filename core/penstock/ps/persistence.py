@@ -49,10 +49,16 @@ _OF = re.compile(r"(\d+)-of-(\d+)")
 
 
 _AT_ONCE = 64 << 20
+LOG_BYTES = 2 << 30
+"""What is logged before a snapshot is taken ahead of its time: some 10 s of a busy server, which a start repeats."""
 
 
 def _num_bytes(item: Item) -> int:
     return sum(tensor.nbytes for tensor in item.tensors.values())
+
+
+def _size_of(snapshot: Path) -> int:
+    return sum(path.stat().st_size for path in snapshot.iterdir())
 
 
 class _OutOfOrder(Exception):
@@ -99,6 +105,7 @@ class Snapshotter:
         self._one = threading.Lock()
         found = snapshots(settings.folder) if settings.folder is not None else []
         self._last = found[-1][0] if found else -1  # position of the newest snapshot
+        self._num_bytes = _size_of(found[-1][1]) if found else 0  # and its size
         self.at_step: AtStep = lambda step: None
         self._beginning = threading.Lock()
         self._saving: _Save | None = None  # the newest
@@ -116,8 +123,13 @@ class Snapshotter:
             if self._state.log.next_sequence == self._last:
                 return
             sequence = self._write(lambda s: snapshot_path(folder, s), in_one_go=False, is_finished=is_finished)
-            self._last = sequence
+            self._last, self._num_bytes = sequence, _size_of(snapshot_path(folder, sequence))
             self._state.log.forget_before(keep_newest(folder))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether so much was logged since the last snapshot that a recovery would take long, and the disk fill up."""
+        return self._state.log.num_bytes > max(LOG_BYTES, 2 * self._num_bytes)
 
     def write_at(self, folder: Path) -> None:
         """Take the snapshot of a server that has ended, into another folder than its own. Raises OSError, PeerError."""

@@ -37,6 +37,7 @@ from penstock.ps.wire import Message
 
 _log = logging.getLogger(__name__)
 TICK_S = 0.25
+LOOK_S = 1.0  # between looks at the size of the log
 SIGNAL_S = 0.5  # at most so much later than it came is a signal handled
 
 
@@ -330,12 +331,23 @@ class ParameterServer:
             if report:
                 self._report(logging.WARNING, report)
 
+    def _wait_for_snapshot(self, *, by_size: bool) -> bool:
+        """Wait until one is due, by time or by the size of the log; return False when the server ends."""
+        due = time.monotonic() + self.settings.snapshot_every_s
+        while not self._stopping.wait(min(LOOK_S, max(0.0, due - time.monotonic()))):
+            if time.monotonic() >= due or (by_size and self.snapshotter.is_due):
+                return True
+        return False
+
     def _snapshots(self) -> None:
-        while not self._stopping.wait(self.settings.snapshot_every_s):
+        succeeds = True  # after a failure it would be due at every look
+        while self._wait_for_snapshot(by_size=succeeds):
             try:
                 self._expire()  # before: what a snapshot holds and what is logged after it are within capacity
                 self.snapshotter.take()
+                succeeds = True
             except (OSError, PenstockError) as error:  # the log still has everything
+                succeeds = False
                 self._report(logging.ERROR, f"the snapshot failed, the one before holds: {error}")
             except Exception as error:  # noqa: BLE001  # recorded, and raised by `wait`
                 self.failed(error)

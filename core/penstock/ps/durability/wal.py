@@ -68,6 +68,11 @@ class WriteAheadLog:
         """Number of the record that comes next."""
         return self.journal.next
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the open file: of what was logged since the last snapshot began."""
+        return self.journal.size
+
     def append(self, message: Message) -> int:
         """Write one record; return its sequence number. On an OSError (disk full) the log is as it was before."""
         with self._lock:

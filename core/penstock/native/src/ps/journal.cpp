@@ -29,7 +29,9 @@ static_assert(sizeof(Prefix) == 28);
 constexpr std::size_t kAlignment = 64, kMaxHead = std::size_t{1} << 20, kMaxParts = 512;  // IOV_MAX is 1024
 constexpr char kZeros[kAlignment] = {};
 
-[[noreturn]] void fail() { throw std::system_error(errno, std::generic_category()); }
+[[noreturn]] void fail() {
+  throw std::system_error(errno, std::generic_category());
+}
 
 void write_all(int descriptor, std::vector<iovec> parts) {
   std::size_t first = 0;
@@ -47,7 +49,9 @@ void write_all(int descriptor, std::vector<iovec> parts) {
   }
 }
 
-iovec part_of(std::string_view view) { return {const_cast<char*>(view.data()), view.size()}; }
+iovec part_of(std::string_view view) {
+  return {const_cast<char*>(view.data()), view.size()};
+}
 
 std::string_view bytes_of(const at::Tensor& tensor) {
   return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
@@ -93,7 +97,7 @@ const std::string kRows = "\"rows\"", kValues = "\"values\"", kInt64 = "\"int64\
 }  // namespace
 
 void Journal::open(int descriptor) {
-  struct stat found {};
+  struct stat found{};
   if (::fstat(descriptor, &found) != 0) fail();
   close();
   const std::lock_guard guard(lock_);
@@ -117,6 +121,11 @@ bool Journal::is_kept() {
 std::int64_t Journal::next() {
   const std::lock_guard guard(lock_);
   return next_;
+}
+
+std::int64_t Journal::size() {
+  const std::lock_guard guard(lock_);
+  return size_;
 }
 
 std::int64_t Journal::append(const std::vector<Record>& records) {

@@ -1,7 +1,8 @@
 // The open file of a server's write-ahead log, to which Python and native code append records: their format is that of
 // penstock.ps.durability.wal, which reads them, and decides when a file begins and ends.
 //
-// a record   is a prefix (magic, body length, head length, CRC-32 of head and body, sequence number), a head and a body,
+// a record   is a prefix (magic, body length, head length, CRC-32 of head and body, sequence number), a head and a
+// body,
 //            as penstock.ps.wire has messages
 // appending  writes all records of a call or none: if it fails, the file is as before
 #pragma once
@@ -37,9 +38,10 @@ class Journal {
   void close();
   bool is_kept();
   std::int64_t next();  // number of the record that comes next
+  std::int64_t size();  // bytes of the file
   // Returns the number of the first.
   std::int64_t append(const std::vector<Record>& records);
-  void take_back();  // what the last call of `append` wrote, if nothing came after it
+  void take_back();                                // what the last call of `append` wrote, if nothing came after it
   void cut(std::int64_t size, std::int64_t next);  // the file ends there, and goes on with that number
 
  private:

@@ -65,12 +65,16 @@ void bind_journal(py::module_& m) {
       .def("append", &append, "head"_a, "parts"_a)
       .def("cut", &cut, "size"_a, "next"_a)
       .def_property_readonly("is_kept", &Journal::is_kept)
-      .def_property_readonly("next", &Journal::next);
-  m.def("crc32", [](const py::buffer& data, std::uint32_t before) {
-    const py::buffer_info info = data.request();
-    const std::string_view view = view_of(info);
-    return crc32(before, view.data(), view.size());
-  }, "data"_a, "before"_a = 0);
+      .def_property_readonly("next", &Journal::next)
+      .def_property_readonly("size", &Journal::size);
+  m.def(
+      "crc32",
+      [](const py::buffer& data, std::uint32_t before) {
+        const py::buffer_info info = data.request();
+        const std::string_view view = view_of(info);
+        return crc32(before, view.data(), view.size());
+      },
+      "data"_a, "before"_a = 0);
 }
 
 }  // namespace penstock::ps
