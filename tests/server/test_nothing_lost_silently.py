@@ -11,7 +11,7 @@ import pytest
 from tests.server.harness import Server, running, settings_for
 from tests.support.waiting import until_answer
 
-from penstock.protocol.frames import Column, Kind
+from penstock.protocol.frames import Column, Header, Kind
 from penstock_server.streams.hub import Hub, Subscription
 from penstock_server.streams.queue import BrowserQueue, Encoded
 
@@ -123,3 +123,19 @@ async def test_snapshot_of_the_list_says_how_many_jobs_there_are(
     async with sqlite_server.browser() as browser:
         snapshot = await browser.subscribe(1, topic="jobs")
         assert (len(snapshot["jobs"]), snapshot["total"], snapshot["more"]) == (3, 3, False)
+
+
+async def test_a_page_that_opens_on_a_busy_job_has_lost_nothing(tmp_path: Path) -> None:
+    settings, hub = settings_for(tmp_path), Hub()
+    high_water, most = settings.browser_high_water_bytes, settings.browser_limit_bytes
+    queue = BrowserQueue(high_water, most, settings.browser_slow_s, lambda: 0.0, lambda: None)
+    for seq in range(1500):  # 1.5 MB, of which the newest are retained
+        kind = Kind.EXCHANGE if seq % 500 == 0 else Kind.OP_EVENTS
+        hub.publish_frame("j", Header(kind, 0, 4, seq % 2, 1, seq, 0, 1, 10, 952), bytes(1000))
+    subscription = Subscription(1, "j", frozenset({"ops", "sync"}), queue)
+    hub.add(subscription)
+    assert hub.replay_recent(subscription)
+    hub.make_ready(subscription)
+    for seq in range(1500, 1600):
+        hub.publish_frame("j", Header(Kind.OP_EVENTS, 0, 4, 0, 1, seq, 0, 1, 10, 952), bytes(1000))
+    assert queue.dropped_rows == 0

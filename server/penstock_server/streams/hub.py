@@ -13,7 +13,8 @@ from penstock.protocol.stream import EventAdded, Figures, GraphUsed, Points, Ser
 from penstock_server.secrecy import ALL, Sight, without_env
 from penstock_server.streams.queue import BrowserQueue, Encoded, LogWish, append_points, encode
 
-RING_BYTES = 1 << 20
+RING_BYTES = 3 << 18
+"""Below what waits for a browser before events are dropped, with room for what comes while it opens."""
 MAX_RINGS = 64
 _PART: dict[Kind, str] = {
     Kind.OP_EVENTS: "ops", Kind.OP_SUMS: "ops", Kind.GAP: "ops", Kind.SYNC: "sync", Kind.EXCHANGE: "sync",
