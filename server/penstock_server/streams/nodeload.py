@@ -22,7 +22,7 @@ class Bin:
     number: int
     cpu_percent: float
     memory_used_bytes: float
-    num_beats: int = 1
+    num_heartbeats: int = 1
 
     @property
     def at_s(self) -> int:
@@ -31,9 +31,9 @@ class Bin:
 
     def add(self, cpu_percent: float, memory_used_bytes: int) -> None:
         """Add a heartbeat."""
-        self.num_beats += 1
-        self.cpu_percent += (cpu_percent - self.cpu_percent) / self.num_beats
-        self.memory_used_bytes += (memory_used_bytes - self.memory_used_bytes) / self.num_beats
+        self.num_heartbeats += 1
+        self.cpu_percent += (cpu_percent - self.cpu_percent) / self.num_heartbeats
+        self.memory_used_bytes += (memory_used_bytes - self.memory_used_bytes) / self.num_heartbeats
 
 
 @dataclass(slots=True)

@@ -172,7 +172,7 @@ function NodeLines({ node, load }: { node: NodeRow; load: NodeLoad | null }) {
   );
 }
 
-/** The newest mean, if it is of now: a node that is away has none. */
+/** The newest mean, if it is of now: an unreachable node has none. */
 function latest(values: readonly number[] | undefined, load: NodeLoad | null, now: number): number | null {
   const at = load?.at.at(-1);
   return at === undefined || now - Date.parse(at) > PRESENT_MS ? null : (values?.at(-1) ?? null);
