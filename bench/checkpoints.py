@@ -71,6 +71,7 @@ def main(rounds: int, json: bool, extra: argparse.Namespace) -> Report:
     """Measure."""
     training = Training(extra.width)
     report = Report("checkpoints", rounds)
+    report.figures["load_before"] = round(os.getloadavg()[0], 2)  # of other work, if it is not near 0
     report.figures["megabytes"] = round(sum(t.nbytes for t in training.values().values()) / 1e6, 3)
     for _ in range(3):
         training.step()

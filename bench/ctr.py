@@ -17,6 +17,7 @@ and suffers least from a busy machine. A peer whose environment is missing is le
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -82,6 +83,7 @@ def main(rounds: int, json: bool, extra: argparse.Namespace) -> Report:
     workload = workloads.build(extra.workload)
     columns = COLUMNS.get(extra.column) or [extra.column]
     report = Report("ctr", rounds)
+    report.figures["load_before"] = round(os.getloadavg()[0], 2)  # of other work, if it is not near 0
     steps = extra.steps or STEPS[extra.workload]
     keys = [OURS, *chosen(extra.peers, extra.workload), ROOF]
     try:

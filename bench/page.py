@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(rounds: int, json_only: bool, options: argparse.Namespace) -> Report:
     """Measure `rounds` drags of each view."""
     report = Report("page", rounds)
+    report.figures["load_before"] = round(os.getloadavg()[0], 2)  # of other work, if it is not near 0
     seconds = 60 + 60 * options.soak_minutes + rounds * 4 * (DRAG_S + 8)
     with tempfile.TemporaryDirectory() as folder, running_server(Path(folder)) as (url, token):
         command = [sys.executable, "-m", "bench._page_feeder", "--url", url, "--operators", str(options.operators),

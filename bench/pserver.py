@@ -17,6 +17,7 @@ rate of the better of our two pairs, sync and async, over the peer's.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -59,6 +60,7 @@ def main(rounds: int, json: bool, extra: argparse.Namespace) -> Report:
         return hosts.main(rounds, json, extra)
     workload = workloads.build("criteo")
     report = Report("pserver", rounds)
+    report.figures["load_before"] = round(os.getloadavg()[0], 2)  # of other work, if it is not near 0
     keys = [OURS, *SERVED, *chosen(extra.peers)]
     if not json:
         print(f"bench pserver: {', '.join(keys)}; {rounds} rounds of {extra.steps} steps", file=sys.stderr)

@@ -13,4 +13,5 @@ def test_it_reports_what_a_checkpoint_costs(tmp_path: Path) -> None:
     assert report.figures["megabytes"] > 0
     for name in ("held_ms", "committed_after_ms", "step_ms", "step_while_writing_ms", "torch_save_ms"):
         assert report.figures[name] > 0, name
+    assert report.figures["load_before"] >= 0
     assert report.ratios["torch_save"] > 0
