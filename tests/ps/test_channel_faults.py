@@ -137,8 +137,8 @@ def test_the_round_of_a_session_never_goes_back(start: Start) -> None:
         tell(number)
 
     of_server._tell = late
-    ids = torch.tensor([1, 0])
-    of_table = (["t.block0", "t.block1"], [0, 1], [4, 5], 2, torch.float32, 0)  # row 0 is padding: a lookup of Python's
+    ids = torch.tensor([1, 8, 0, 8])[::2]  # in strides: a lookup of Python's
+    of_table = (["t.block0", "t.block1"], [0, 1], [4, 5], 2, torch.float32, None)
     look_up = threading.Thread(target=lambda: OPS.prefetch(ids, job.remotes[0], "t", *of_table))
     look_up.start()
     assert waits.wait(LIMIT_S)

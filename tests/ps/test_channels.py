@@ -85,6 +85,22 @@ def test_gradients_in_pieces_are_pushed_as_if_joined(start: Start, mode: PsMode,
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("local", [True, False])
+def test_padded_ids_are_looked_up_without_python(start: Start, monkeypatch: pytest.MonkeyPatch, *, local: bool) -> None:
+    job = start("async", shared_memory=local)
+    trained(job, 2)
+    monkeypatch.setattr(job.clients[0], "prefetch", None)
+    tables = [("t", ["t.block0", "t.block1"], [0, 1], HEIGHTS), ("ids", ["ids"], [0, 1], [])]
+    for table in tables:
+        ids = torch.tensor([[3, 8, 3], [0, 5, 8]])
+        whole = OPS.prefetch(ids, job.remotes[0], *table, 2, torch.float32, None)
+        for padding in (3, 8, 5, 7):
+            found = OPS.prefetch(ids, job.remotes[0], *table, 2, torch.float32, padding)
+            assert torch.equal(found, whole.masked_fill((ids == padding).unsqueeze(-1), 0.0))
+        only = torch.full((2, 2), 8)
+        assert torch.equal(OPS.prefetch(only, job.remotes[0], *table, 2, torch.float32, 8), torch.zeros(2, 2, 2))
+
+
 def test_without_sealed_memory_bodies_go_through_the_socket(start: Start) -> None:
     expected = trained(start("sync", by_python=True))
     with absent("memfd"):

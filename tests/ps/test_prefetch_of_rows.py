@@ -125,7 +125,15 @@ class Watched:
         self._rows, self._step, self._num_steps = job.storage.rows, ChannelRequests._step, 0
         self.too_late: list[int] = []
         monkeypatch.setattr(job.storage, "rows", self.rows)
-        watched = self
+        watched, look_up = self, ChannelRequests._look_up
+
+        def looked_up(requests: ChannelRequests, request: Any, *args: Any) -> Any:
+            block, ids = request.ids()
+            if not requests._state.specs[requests._names[block]].is_table:  # else `rows` is called
+                watched.ask(ids)
+            return look_up(requests, request, *args)
+
+        monkeypatch.setattr(ChannelRequests, "_look_up", looked_up)
 
         def step(requests: ChannelRequests, *args: Any) -> Any:
             watched.wait_for_next()
@@ -134,10 +142,13 @@ class Watched:
         monkeypatch.setattr(ChannelRequests, "_step", step)
 
     def rows(self, block: str, ids: torch.Tensor, *, create: bool) -> torch.Tensor:
+        self.ask(ids)
+        return self._rows(block, ids, create=create)
+
+    def ask(self, ids: torch.Tensor) -> None:
         with self._changed:
             self.asked.update({(int(ids.min()) - 1) // IDS_A_BATCH})
             self._changed.notify_all()
-        return self._rows(block, ids, create=create)
 
     def wait_for_next(self) -> None:
         """At the end of a step: the rows of the next are asked for. The first cannot know where the rows are."""

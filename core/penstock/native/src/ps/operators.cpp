@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -209,21 +210,46 @@ Tensor recv_step(TensorList out, TensorList after, const std::string& remote, St
   return op.call(out, after, remote, std::move(variables), std::move(blocks), at);
 }
 
+// Rows of ids, zeros where an id is `padding`: no server is asked for those. False: Python has to do it.
+bool look_up_live(Session& session, const std::string& name, const Tensor& ids, const Placement& table, int64_t padding,
+                  Tensor& out) {
+  const auto* first = ids.const_data_ptr<int64_t>();
+  const auto* end = first + ids.numel();
+  const std::int64_t num_live = ids.numel() - std::count(first, end, padding);
+  if (num_live == ids.numel()) return session.look_up(name, ids, table, out);
+  Tensor live = at::empty({num_live}, ids.options()), rows = at::empty({num_live, out.size(1)}, out.options());
+  std::copy_if(first, end, live.mutable_data_ptr<int64_t>(), [&](int64_t id) { return id != padding; });
+  if (num_live != 0 && !session.look_up(name, live, table, rows)) return false;
+  const auto row_bytes = static_cast<std::size_t>(out.size(1)) * out.element_size();
+  const char* from = static_cast<const char*>(rows.const_data_ptr());
+  char* to = static_cast<char*>(out.mutable_data_ptr());
+  for (const auto* id = first; id != end; ++id, to += row_bytes) {
+    if (*id == padding) {
+      std::memset(to, 0, row_bytes);
+    } else {
+      std::memcpy(to, from, row_bytes);
+      from += row_bytes;
+    }
+  }
+  return true;
+}
+
 // Nothing, if Python has to do it.
 std::optional<Tensor> prefetch_natively(const Tensor& ids, const std::string& remote, const std::string& name,
                                         const Placement& table, int64_t width, at::ScalarType dtype,
                                         std::optional<int64_t> padding_idx) {
   const auto session = find_session(remote);
-  if (session == nullptr || !session->is_armed() || !ids.is_contiguous()) return std::nullopt;
+  if (session == nullptr || !session->is_armed() || !ids.is_contiguous() || ids.scalar_type() != at::kLong) {
+    return std::nullopt;
+  }
   std::vector<int64_t> sizes = ids.sizes().vec();
   sizes.push_back(width);
-  if (padding_idx) {
-    const auto* first = ids.const_data_ptr<int64_t>();
-    if (std::find(first, first + ids.numel(), *padding_idx) != first + ids.numel()) return std::nullopt;
-  }
   const Tensor flat = ids.reshape(-1);
   Tensor out = at::empty({flat.numel(), width}, ids.options().dtype(dtype));
-  if (flat.numel() != 0 && !session->look_up(name, flat, table, out)) return std::nullopt;
+  if (flat.numel() != 0 && !(padding_idx ? look_up_live(*session, name, flat, table, *padding_idx, out)
+                                         : session->look_up(name, flat, table, out))) {
+    return std::nullopt;
+  }
   return out.reshape(sizes);
 }
 
