@@ -85,6 +85,23 @@ def test_gradients_in_pieces_are_pushed_as_if_joined(start: Start, mode: PsMode,
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("local", [True, False])
+def test_gradients_of_sums_are_pushed_without_python(start: Start, mode: PsMode, *, local: bool) -> None:
+    found = []
+    for by_python in (True, False):
+        job = start(mode, shared_memory=local, by_python=by_python)
+        for seed in range(4):
+            one = torch.tensor(float(seed))  # with strides of 0
+            dense, values = [one.expand(3, 4), one.expand(2, 4)], [one.expand(3, 2), torch.ones(2, 1).expand(2, 2)]
+            rows = [torch.tensor([0, 8, 0]), torch.tensor([[7, 0], [9, 0]])[:, 0]]
+            sent = OPS.send_step(dense, rows, values, [], job.remotes[0], job.spec)
+            OPS.recv_step([torch.empty(3, 4)], [sent], job.remotes[0], ["w"], ["w.block0"], [0])
+        found.append(job.everything())
+        assert job.steps[0] == (4 if by_python else 1)
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("local", [True, False])
 def test_padded_ids_are_looked_up_without_python(start: Start, monkeypatch: pytest.MonkeyPatch, *, local: bool) -> None:
     job = start("async", shared_memory=local)

@@ -90,6 +90,16 @@ std::vector<std::int64_t> numbers_ahead(TensorList after) {
   return out;
 }
 
+// As a message takes it: the gradient of a sum, for example, is one number with strides of 0.
+Tensor written_out(const Tensor& gradient) {
+  return gradient.device().is_cpu() ? gradient.contiguous() : gradient;
+}
+
+// The same for a matrix of which columns are taken where they are, if each row lies in one piece.
+Tensor in_rows(const Tensor& matrix) {
+  return matrix.dim() == 2 && matrix.stride(1) == 1 ? matrix : written_out(matrix);
+}
+
 std::vector<Push> pushes_of(const Layout& layout, TensorList values, TensorList rows, TensorList row_values) {
   std::vector<Push> pushes;
   std::size_t dense = 0;
@@ -98,12 +108,13 @@ std::vector<Push> pushes_of(const Layout& layout, TensorList values, TensorList 
     push.of = &gradient.of;
     if (gradient.of.is_table) {
       for (const Layout::Piece& piece : gradient.pieces) {
-        push.rows.push_back({rows.at(static_cast<std::size_t>(piece.rows)),
-                             row_values.at(static_cast<std::size_t>(piece.values)), piece.column, gradient.width});
+        push.rows.push_back({written_out(rows.at(static_cast<std::size_t>(piece.rows))),
+                             in_rows(row_values.at(static_cast<std::size_t>(piece.values))), piece.column,
+                             gradient.width});
       }
     } else {
       const TensorList own = values.slice(dense, gradient.of.blocks.size());
-      push.values.assign(own.begin(), own.end());
+      for (const Tensor& one : own) push.values.push_back(written_out(one));
       dense += gradient.of.blocks.size();
     }
   }
