@@ -42,10 +42,13 @@ class Process(Forked):
 class Job:
     """A job of two trainers. Servers are started by endpoint; a start after a kill is at the same one."""
 
-    def __init__(self, nursery: Nursery, folder: Path, *, mode: str = "sync", servers: int = 1, **environ: str) -> None:
+    def __init__(
+        self, nursery: Nursery, folder: Path, *, mode: str = "sync", servers: int = 1, host: str = "127.0.0.1",
+        **environ: str,
+    ) -> None:  # fmt: skip
         self._nursery, self.folder, self.mode = nursery, folder, mode
         self.environ: Environ = {**QUICK, "PENSTOCK_PS_STATE_DIR": str(folder / "state"), **environ}
-        self.endpoints = free_endpoints(servers)
+        self.endpoints = free_endpoints(servers, host)
         self.processes: list[Process] = []
         self._numbers = itertools.count()
         folder.mkdir(exist_ok=True)

@@ -19,24 +19,44 @@ METHOD, SERVICE, NAME = "/penstock.ps.Parameters/Call", "penstock.ps.Parameters"
 LATE_S = 0.05
 
 
-class Relay:
-    """Passes calls on to `endpoint`. `done`: (what it did, kind of message) -> how often.
+class Faults:
+    """What happens to requests. `seen`: of each kind. `done`: (what, kind) -> how often. Thread-safe.
 
     lost request   never passed on        lost answer     passed on, answered by an error
     twice          passed on twice        late            passed on, and again a little later, behind others
     """
 
-    def __init__(self, endpoint: str, *, seed: int, share: float) -> None:
+    def __init__(self, seed: int, share: float) -> None:
         self._seed, self._share = seed, share
+        self.seen: collections.Counter[str] = collections.Counter()
         self.done: collections.Counter[tuple[str, str]] = collections.Counter()
         self._number, self._lock = 0, threading.Lock()
+
+    def draw(self, kind: str) -> str:
+        """Return what happens to the next request, and count it; '': nothing."""
+        kinds = ("lost request", "lost answer", "twice", "late")
+        with self._lock:
+            self._number += 1
+            self.seen[kind] += 1
+            chance = random.Random(f"{self._seed}/{self._number}")
+            what = chance.choice(kinds) if chance.random() < self._share else ""
+            if what:
+                self.done[what, kind] += 1
+        return what
+
+
+class Relay:
+    """Passes calls on to `endpoint`. `faults`: what it did. `host`: where it listens."""
+
+    def __init__(self, endpoint: str, *, seed: int, share: float, host: str = "127.0.0.1") -> None:
+        self.faults = Faults(seed, share)
         self._channel = grpc.insecure_channel(endpoint)
         self._on: Any = self._channel.stream_stream(METHOD)
         self._later: list[threading.Timer] = []
         self._server = grpc.server(ThreadPoolExecutor(64))
         method: Any = grpc.stream_stream_rpc_method_handler(self._call)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {NAME: method}),))
-        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.endpoint = f"{host}:{self._server.add_insecure_port(f'{host}:0')}"
         self._server.start()
 
     def _call(self, stream: Iterator[bytes], context: Any) -> Iterator[bytes]:
@@ -57,10 +77,7 @@ class Relay:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
     def _fail(self, kind: str, pass_on: Callable[[], list[bytes]]) -> list[bytes]:
-        what = self._choose()
-        if what:
-            with self._lock:
-                self.done[what, kind] += 1
+        what = self.faults.draw(kind)
         if what == "lost request":
             raise ConnectionError(what)
         answer = pass_on()
@@ -73,18 +90,11 @@ class Relay:
             self._later[-1].start()
         return answer
 
-    def _choose(self) -> str:
-        with self._lock:
-            self._number += 1
-            chance = random.Random(f"{self._seed}/{self._number}")
-        kinds = ("lost request", "lost answer", "twice", "late")
-        return chance.choice(kinds) if chance.random() < self._share else ""
-
     def _again(self, pass_on: Callable[[], list[bytes]]) -> None:
         try:
             pass_on()
         except ConnectionError:
-            self.done["late and refused", ""] += 1
+            self.faults.done["late and refused", ""] += 1
 
     def close(self) -> None:
         """End."""

@@ -35,6 +35,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="number of the first step")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--pace", type=Path, help="file with the first step that is not to begin yet")
+    parser.add_argument("--fused", action="store_true", help="one message a step: in sync mode, too")
     parser.add_argument("--until", type=Path, help="end before the step at which this file is there")
     return parser.parse_args()
 
@@ -87,12 +88,14 @@ def main() -> None:
         exe.run(program)
         return
     exe.run(fluid.default_startup_program())
+    program = transpiler.get_trainer_program()
+    run = fluid.CompiledProgram(program).with_data_parallel(loss_name=loss.name) if args.fused else program
     for step in range(args.first, args.first + args.steps):
         if args.until is not None and args.until.exists():
             break
         while args.pace is not None and step >= int(args.pace.read_text()):
             time.sleep(0.005)
-        (found,) = exe.run(transpiler.get_trainer_program(), batch(trainer, step), [loss])
+        (found,) = exe.run(run, batch(trainer, step), [loss])
         print(step, float(np.asarray(found).reshape(())).hex(), flush=True)
     exe.close()
     print("end", flush=True)

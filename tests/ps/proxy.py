@@ -8,15 +8,20 @@ import threading
 
 
 class Proxy:
-    """Passes connections to `port` on. `mute`: passes no answers. `overheard`: all that came, if it `listens`."""
+    """Passes connections to `port` on. `mute`: passes no answers. `overheard`: all that came, if it `listens`.
 
-    def __init__(self, port: int, *, listens: bool = False) -> None:
+    `to`: the host of `port`. `at`: where it listens, by default at any port of this host.
+    """
+
+    def __init__(
+        self, port: int, *, to: str = "127.0.0.1", at: tuple[str, int] = ("127.0.0.1", 0), listens: bool = False
+    ) -> None:
         self._listens, self.overheard = listens, bytearray()
-        self._to = port
+        self._to = (to, port)
         self.mute = threading.Event()
         self.muted = threading.Event()  # an answer was swallowed
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self._socket = socket.create_server(at)
+        self.endpoint = f"{at[0]}:{self._socket.getsockname()[1]}"
         self._open: list[socket.socket] = []
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -36,7 +41,7 @@ class Proxy:
                 return  # closed
             self.num_connections += 1
             try:
-                far = socket.create_connection(("127.0.0.1", self._to))
+                far = socket.create_connection(self._to)
             except OSError:
                 near.close()  # nobody listens there now
                 continue

@@ -8,9 +8,9 @@ from __future__ import annotations
 from penstock.distributed.ports import free_ports
 
 
-def free_endpoints(count: int) -> list[str]:
+def free_endpoints(count: int, host: str = "127.0.0.1") -> list[str]:
     """Return addresses of this host at which nobody listens."""
-    return [f"127.0.0.1:{port}" for port in free_ports("127.0.0.1", count)]
+    return [f"{host}:{port}" for port in free_ports(host, count)]
 
 
 def free_endpoint() -> str:
