@@ -26,7 +26,7 @@ PARTS = {
     "channels": (*_CHANNEL, "ps/inbox.cpp"),
     "meeting": (*_CHANNEL, "ps/columns.cpp", "ps/meeting.cpp", "ps/rows.cpp"),
     "prepared": (
-        *_CHANNEL, "ops/lookup.cpp", "ps/crc32.cpp", "ps/journal.cpp", "ps/outbox.cpp", "ps/prepared.cpp",
+        *_CHANNEL, "ops/lookup.cpp", "ps/crc32.cpp", "ps/log_file.cpp", "ps/outbox.cpp", "ps/prepared.cpp",
     ),
     "session": (
         *_CHANNEL, "ps/columns.cpp", "ps/inbox.cpp", "ps/meeting.cpp", "ps/next_rows.cpp", "ps/outbox.cpp",

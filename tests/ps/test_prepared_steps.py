@@ -438,7 +438,7 @@ def test_a_native_step_that_cannot_be_logged_is_not_acknowledged(start: Start, t
     with server._state.locks.all():
         before = len(logged(path))
         full = os.open("/dev/full", os.O_WRONLY)
-        server._state.log.journal.open(full)
+        server._state.log.file.open(full)
     with pytest.raises((PenstockError, RuntimeError)):
         step(job, 4)
     with pytest.raises(PenstockError, match="No space left"):

@@ -103,7 +103,7 @@ def test_a_record_may_be_longer_than_4_gib(tmp_path: Path) -> None:
     values: Any = np.empty((1 << 30) + 1, np.float32)  # memory that nobody touches is none
     log = WriteAheadLog(tmp_path, next_sequence=0)
     taken, given = os.pipe()
-    log.journal.open(given)
+    log.file.open(given)
     prefixes: list[bytes] = []
 
     def take_prefix() -> None:

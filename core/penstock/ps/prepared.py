@@ -19,8 +19,8 @@ Python has something to do at every step: tables, delay compensation, a round bl
 control flow, GEO, staged values, or a machine that is not at rest (a member that starts with a later round or is
 expected back, a meeting, a refusal, a request that waits).
 
-The log: native code appends the records that Python would, a round before it is applied, a push before it is
-acknowledged (`native/src/ps/journal.h`). Python appends under a hold, so records are in the order of what they tell of.
+The log: native code appends the records that Python would (`native/src/ps/log_file.h`), a round before it is applied, a
+push before it is acknowledged. Python appends under a hold, so records are in the order of what they tell of.
 
 Leases: each request that is carried out renews its sender's, as of when it came, in the machine with the next hold.
 A failed update leaves blocks half done, as it does in Python: nothing is prepared any more, and the server ends.
@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from penstock.errors import PenstockError
-from penstock.native.channels import BlockWords, Journal, Prepared, Traffic
+from penstock.native.channels import BlockWords, LogFile, Prepared, Traffic
 from penstock.ps.durability.wal import AppliedIndex
 from penstock.ps.rounds.messages import Standing
 from penstock.ps.settings import ServerSettings
@@ -108,10 +108,10 @@ class PreparedSteps:
             if all(value.is_contiguous() for value in values):
                 self.native = Prepared(traffic, values, sync=self._is_sync, limit_s=ANSWER_S)
 
-    def log_to(self, journal: Journal) -> None:
+    def log_to(self, file: LogFile) -> None:
         """Log what native code applies. Before anything is prepared."""
         if self.native is not None:
-            self.native.log_to(journal, self._words)
+            self.native.log_to(file, self._words)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

@@ -153,7 +153,7 @@ class ServerState:
     def open_log(self, next_sequence: int) -> None:
         """Go on with the log of the settings' folder."""
         self.log = WriteAheadLog(self.settings.folder, next_sequence=next_sequence)
-        self.prepared.log_to(self.log.journal)
+        self.prepared.log_to(self.log.file)
 
     @property
     def is_torn(self) -> bool:

@@ -1,9 +1,10 @@
 """Write-ahead log of a parameter server, and the index of what was applied: a kill loses nothing acknowledged.
 
 One file after another, `journal.<first>.log`; a record is a 28-byte prefix (magic, body length, head length, CRC-32 of
-head and body, sequence number) and one message of `wire`. Native code writes it (`native/src/ps/journal.h`), for Python
-and for what it carries out by itself. A record is handed to the operating system before its update is acknowledged: it
-survives the death of the process. A record that is not whole ends the log: it was never acknowledged, and is cut off.
+head and body, sequence number) and one message of `wire`. Native code writes it (`native/src/ps/log_file.h`), for
+Python and for what it carries out by itself. A record is handed to the operating system before its update is
+acknowledged: it survives the death of the process. A record that is not whole ends the log: it was never acknowledged,
+and is cut off.
 
 The index changes together with the log, under the lock of the block (or of all blocks, for a round), so a snapshot that
 holds all locks sees it as of one position of the log. Replay of the log calls the same methods.
@@ -27,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import Bug, PeerError
-from penstock.native.channels import Journal, crc32
+from penstock.native.channels import LogFile, crc32
 from penstock.ps.rounds.machine import Roster
 from penstock.ps.rounds.messages import TrainerIncarnation
 from penstock.ps.wire import MAX_HEAD_BYTES, Message, Value, decode, encode
@@ -48,12 +49,12 @@ class LogRecord:
 class WriteAheadLog:
     """Appends records. Thread-safe; one writer a folder. `folder` None: records are counted, nothing is written.
 
-    `journal`: the open file, to which native code may append too, see `penstock.ps.prepared`.
+    `file`: the open file, to which native code may append too, see `penstock.ps.prepared`.
     """
 
     def __init__(self, folder: Path | None, *, next_sequence: int = 0) -> None:
         self._lock = threading.Lock()
-        self._folder, self.journal = folder, Journal(next_sequence)
+        self._folder, self.file = folder, LogFile(next_sequence)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self._begin(folder)
@@ -61,17 +62,17 @@ class WriteAheadLog:
     @property
     def is_kept(self) -> bool:
         """Whether records are written."""
-        return self.journal.is_kept
+        return self.file.is_kept
 
     @property
     def next_sequence(self) -> int:
         """Number of the record that comes next."""
-        return self.journal.next
+        return self.file.next
 
     @property
     def num_bytes(self) -> int:
         """Size of the open file: of what was logged since the last snapshot began."""
-        return self.journal.size
+        return self.file.size
 
     def append(self, message: Message) -> int:
         """Write one record; return its sequence number. On an OSError (disk full) the log is as it was before."""
@@ -80,16 +81,16 @@ class WriteAheadLog:
 
     def _write(self, message: Message) -> int:
         head, parts = encode(message) if self.is_kept else (b"", [])
-        return self.journal.append(head, parts)
+        return self.file.append(head, parts)
 
     def drop(self, sequence: int) -> None:
         """Take a record of the open file out again; those after it move up. Raises OSError."""
         with self._lock:
             if not self.is_kept:
-                self.journal.cut(0, self.journal.next - 1)
+                self.file.cut(0, self.file.next - 1)
                 return
             begin, later = self._from(sequence)
-            self.journal.cut(begin, sequence)
+            self.file.cut(begin, sequence)
             for message in later:
                 self._write(message)
 
@@ -114,7 +115,7 @@ class WriteAheadLog:
         with self._lock:
             if self._folder is not None and self.is_kept:
                 self._begin(self._folder)
-            return self.journal.next
+            return self.file.next
 
     def forget_before(self, sequence: int) -> None:
         """Remove the files all of whose records a finished snapshot holds."""
@@ -127,11 +128,11 @@ class WriteAheadLog:
     def close(self) -> None:
         """Close the file. A second call does nothing."""
         with self._lock:
-            self.journal.close()
+            self.file.close()
 
     def _begin(self, folder: Path) -> None:
-        self._path = folder / f"journal.{self.journal.next:020d}.log"
-        self.journal.open(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+        self._path = folder / f"journal.{self.file.next:020d}.log"
+        self.file.open(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
 
 
 def log_files(folder: Path) -> list[tuple[int, Path]]:

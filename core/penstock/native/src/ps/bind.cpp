@@ -8,7 +8,7 @@
 #include "ps/answers.h"
 #include "ps/errors.h"
 #include "ps/geo_bind.h"
-#include "ps/journal_bind.h"
+#include "ps/log_file_bind.h"
 #include "ps/message.h"
 #include "ps/operators.h"
 #include "ps/prepared_bind.h"
@@ -56,7 +56,7 @@ void bind_server(py::module_& m) {
         }
         return out;
       });
-  bind_journal(m);
+  bind_log_file(m);
   bind_prepared(m);
   py::class_<Answers>(m, "Answers")
       .def(py::init<int, std::shared_ptr<Traffic>, bool>(), "descriptor"_a, "traffic"_a, py::kw_only(), "shares"_a)

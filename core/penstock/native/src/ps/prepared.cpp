@@ -70,9 +70,9 @@ Prepared::Prepared(std::shared_ptr<Traffic> traffic, std::vector<at::Tensor> val
 
 // ---------------------------------------------------------------- for Python
 
-void Prepared::log_to(std::shared_ptr<Journal> journal, std::vector<BlockWords> words) {
+void Prepared::log_to(std::shared_ptr<LogFile> file, std::vector<BlockWords> words) {
   const std::lock_guard guard(lock_);
-  journal_ = std::move(journal);
+  file_ = std::move(file);
   words_ = std::move(words);
 }
 
@@ -227,7 +227,7 @@ bool Prepared::update_by_all(Lock& held, const Update& update, const Steps& step
     return out;
   };
   const auto log = [&, round = now_.round](const std::vector<Gradient>& gradients) {
-    journal_->append({round_record(round, gradients, words_)});
+    file_->append({round_record(round, gradients, words_)});
   };
   return run(held, update, {merged, is_logged() ? log : decltype(Work::before){}, {}});
 }
@@ -285,7 +285,7 @@ bool Prepared::run(Lock& held, const Update& update, const Work& work) {
 
 void Prepared::take_back() {
   try {
-    journal_->take_back();
+    file_->take_back();
   } catch (const std::exception&) {  // the server ends over the update's error; a start fails over the record
   }
 }
@@ -315,7 +315,7 @@ bool Prepared::alone(const Request& request, Answers& answers) {
       for (const Gradient& push : pushes) {
         records.push_back(applied_record(message.trainer, message.epoch, message.round, push, words_));
       }
-      journal_->append(records);
+      file_->append(records);
     };
     const bool well = run(held, *update, {in_order, {}, is_logged() ? log : decltype(Work::after){}});
     if (well) {

@@ -31,7 +31,7 @@
 
 #include "engine/prepared_run.h"
 #include "ps/answers.h"
-#include "ps/journal.h"
+#include "ps/log_file.h"
 #include "ps/request.h"
 #include "ps/traffic.h"
 
@@ -67,7 +67,7 @@ class Prepared {
   Prepared& operator=(const Prepared&) = delete;
 
   // -- for Python. `prepare`, `know` and `take` under a hold.
-  void log_to(std::shared_ptr<Journal> journal, std::vector<BlockWords> words);  // before anything is prepared
+  void log_to(std::shared_ptr<LogFile> file, std::vector<BlockWords> words);  // before anything is prepared
   bool begin_hold();  // false: something is under way, `wait_until_held` waits for it
   void wait_until_held();
   void release();
@@ -113,7 +113,7 @@ class Prepared {
   };
   bool run(Lock& held, const Update& update, const Work& work);
   void take_back();
-  bool is_logged() const { return journal_ != nullptr && journal_->is_kept(); }
+  bool is_logged() const { return file_ != nullptr && file_->is_kept(); }
   void note_push(PreparedMember& member, std::uint32_t block, std::int64_t number, std::int64_t behind);
   void note_read(PreparedMember& member);
   void read_and_answer(const std::vector<std::uint32_t>& reads, Answers& answers, std::int64_t round,
@@ -121,7 +121,7 @@ class Prepared {
   void done_reading();
 
   const std::shared_ptr<Traffic> traffic_;
-  std::shared_ptr<Journal> journal_;
+  std::shared_ptr<LogFile> file_;
   std::vector<BlockWords> words_;
   const std::vector<at::Tensor> values_;
   const bool sync_;

@@ -44,7 +44,7 @@ std::shared_ptr<Prepared> made(std::shared_ptr<Traffic> traffic, const std::vect
 void bind_prepared(py::module_& m) {
   py::class_<Prepared, std::shared_ptr<Prepared>>(m, "Prepared")
       .def(py::init(&made), "traffic"_a, "values"_a, py::kw_only(), "sync"_a, "limit_s"_a)
-      .def("log_to", &Prepared::log_to, "journal"_a, "words"_a)
+      .def("log_to", &Prepared::log_to, "file"_a, "words"_a)
       .def("hold",
            [](Prepared& self) {
              if (self.begin_hold()) return;  // most often: then no other thread gets the interpreter in between

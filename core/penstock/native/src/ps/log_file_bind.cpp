@@ -1,4 +1,4 @@
-#include "ps/journal_bind.h"
+#include "ps/log_file_bind.h"
 
 #include <pybind11/stl.h>
 
@@ -26,7 +26,7 @@ std::string_view view_of(const py::buffer_info& info) {
   return {static_cast<const char*>(info.ptr), static_cast<std::size_t>(info.size * info.itemsize)};
 }
 
-std::int64_t append(Journal& self, const py::bytes& head, const std::vector<py::buffer>& parts) {
+std::int64_t append(LogFile& self, const py::bytes& head, const std::vector<py::buffer>& parts) {
   std::vector<py::buffer_info> held;
   Record record{std::string(head), {}};
   held.reserve(parts.size());
@@ -42,7 +42,7 @@ std::int64_t append(Journal& self, const py::bytes& head, const std::vector<py::
   }
 }
 
-void cut(Journal& self, std::int64_t size, std::int64_t next) {
+void cut(LogFile& self, std::int64_t size, std::int64_t next) {
   try {
     self.cut(size, next);
   } catch (const std::system_error& error) {
@@ -52,21 +52,21 @@ void cut(Journal& self, std::int64_t size, std::int64_t next) {
 
 }  // namespace
 
-void bind_journal(py::module_& m) {
+void bind_log_file(py::module_& m) {
   py::class_<BlockWords>(m, "BlockWords")
       .def(py::init([](std::string values, std::string rows, std::string name, std::string dtype) {
              return BlockWords{std::move(values), std::move(rows), std::move(name), std::move(dtype)};
            }),
            py::kw_only(), "values"_a, "rows"_a, "name"_a, "dtype"_a);
-  py::class_<Journal, std::shared_ptr<Journal>>(m, "Journal")
+  py::class_<LogFile, std::shared_ptr<LogFile>>(m, "LogFile")
       .def(py::init<std::int64_t>(), "next"_a)
-      .def("open", &Journal::open, "descriptor"_a)
-      .def("close", &Journal::close)
+      .def("open", &LogFile::open, "descriptor"_a)
+      .def("close", &LogFile::close)
       .def("append", &append, "head"_a, "parts"_a)
       .def("cut", &cut, "size"_a, "next"_a)
-      .def_property_readonly("is_kept", &Journal::is_kept)
-      .def_property_readonly("next", &Journal::next)
-      .def_property_readonly("size", &Journal::size);
+      .def_property_readonly("is_kept", &LogFile::is_kept)
+      .def_property_readonly("next", &LogFile::next)
+      .def_property_readonly("size", &LogFile::size);
   m.def(
       "crc32",
       [](const py::buffer& data, std::uint32_t before) {

@@ -1,4 +1,4 @@
-#include "ps/journal.h"
+#include "ps/log_file.h"
 
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -96,7 +96,7 @@ const std::string kRows = "\"rows\"", kValues = "\"values\"", kInt64 = "\"int64\
 
 }  // namespace
 
-void Journal::open(int descriptor) {
+void LogFile::open(int descriptor) {
   struct stat found{};
   if (::fstat(descriptor, &found) != 0) fail();
   close();
@@ -107,28 +107,28 @@ void Journal::open(int descriptor) {
   next_before_ = -1;
 }
 
-void Journal::close() {
+void LogFile::close() {
   const std::lock_guard guard(lock_);
   if (descriptor_ >= 0) ::close(descriptor_);
   descriptor_ = -1;
 }
 
-bool Journal::is_kept() {
+bool LogFile::is_kept() {
   const std::lock_guard guard(lock_);
   return descriptor_ >= 0;
 }
 
-std::int64_t Journal::next() {
+std::int64_t LogFile::next() {
   const std::lock_guard guard(lock_);
   return next_;
 }
 
-std::int64_t Journal::size() {
+std::int64_t LogFile::size() {
   const std::lock_guard guard(lock_);
   return size_;
 }
 
-std::int64_t Journal::append(const std::vector<Record>& records) {
+std::int64_t LogFile::append(const std::vector<Record>& records) {
   const std::lock_guard guard(lock_);
   const std::int64_t first = next_;
   std::int64_t size = size_;
@@ -164,21 +164,21 @@ std::int64_t Journal::append(const std::vector<Record>& records) {
   return first;
 }
 
-void Journal::take_back() {
+void LogFile::take_back() {
   const std::lock_guard guard(lock_);
   if (next_before_ < 0) throw std::logic_error("there is nothing to take back");
   truncate(size_before_);
   next_ = std::exchange(next_before_, -1);
 }
 
-void Journal::cut(std::int64_t size, std::int64_t next) {
+void LogFile::cut(std::int64_t size, std::int64_t next) {
   const std::lock_guard guard(lock_);
   truncate(size);
   next_ = next;
   next_before_ = -1;
 }
 
-void Journal::truncate(std::int64_t size) {
+void LogFile::truncate(std::int64_t size) {
   if (descriptor_ >= 0 && ::ftruncate(descriptor_, size) != 0) fail();
   size_ = size;
 }

@@ -27,12 +27,12 @@ struct Record {
 };
 
 // Thread-safe. Without a file records are counted only. Throws std::system_error.
-class Journal {
+class LogFile {
  public:
-  explicit Journal(std::int64_t next) : next_(next) {}
-  ~Journal() { close(); }
-  Journal(const Journal&) = delete;
-  Journal& operator=(const Journal&) = delete;
+  explicit LogFile(std::int64_t next) : next_(next) {}
+  ~LogFile() { close(); }
+  LogFile(const LogFile&) = delete;
+  LogFile& operator=(const LogFile&) = delete;
 
   void open(int descriptor);  // from now on it is written to, and owned; the one before is closed
   void close();

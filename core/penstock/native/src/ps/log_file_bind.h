@@ -1,12 +1,12 @@
-// The journal in Python.
+// The log file in Python.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
-#include "ps/journal.h"
+#include "ps/log_file.h"
 
 namespace penstock::ps {
 
-void bind_journal(pybind11::module_& m);
+void bind_log_file(pybind11::module_& m);
 
 }  // namespace penstock::ps
