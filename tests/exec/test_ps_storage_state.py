@@ -73,7 +73,8 @@ def test_what_trainers_pulled_comes_back() -> None:
     net = network(lambda: OPT.SGD(0.05), is_sparse=False)
     servers = serve(net, 1, "async", dc_asgd=True)
     gradient = torch.full((5, 3), 2.0)
-    servers.all[0].storage.pulled("weight", 1)
+    assert servers.all[0].storage.pulled("weight", 1), "a log needs it"
+    assert not serve(net, 1, "async").all[0].storage.pulled("weight", 1)
     servers.push("weight", [gradient], trainer=0)
     again = restored(serve(net, 2, "async", dc_asgd=True), items(servers))
     for each in (servers, again):

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from tests.ps.torch_storage import TorchStorage
 from tests.ps.trainer_calls import Refused, Trainer
 
+from penstock.ps.durability.wal import recover
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
 from penstock.ps.storage import Gradient
@@ -69,6 +71,21 @@ def test_staleness_is_told_and_counted(start: Start) -> None:
     assert b.push("b", 2, torch.ones(5)) == 0
     assert server.staleness == {0: 4, 3: 1}
     assert server.counters.rows()["trainer 1", "b"].staleness == 3
+
+
+@pytest.mark.parametrize("matters", [False, True])
+def test_reads_are_logged_only_where_updates_depend_on_them(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, matters: bool
+) -> None:
+    server, storage, endpoint = start(state_dir=tmp_path)
+    monkeypatch.setattr(storage, "pulled", lambda block, trainer: matters)
+    trainer = Trainer(endpoint, 0)
+    trainer.join()
+    trainer.pull("w", "b")
+    trainer.push("w", 1, torch.ones(3, 4))
+    assert server.settings.folder is not None
+    kinds = [record.message.kind for record in recover(server.settings.folder, since=0)]
+    assert kinds == ["joined", *["pulled"] * (2 * matters), "applied"]
 
 
 def test_eight_threads_update_each_block_one_by_one(start: Start) -> None:

@@ -124,8 +124,8 @@ class TorchStorage:
             raise PeerError(f"{block!r} has no value")
         return self.values[block]
 
-    def pulled(self, block: str, trainer: int) -> None:
-        pass
+    def pulled(self, block: str, trainer: int) -> bool:
+        return False
 
     def rows(self, block: str, ids: Tensor, *, create: bool) -> Tensor:
         if block in self.values:

@@ -282,9 +282,8 @@ class Requests:
         with self._state.locks.of(blocks):
             for block in blocks:
                 self._state.applied.changed.read_whole(block, trainer)
-                self._state.storage.pulled(block, trainer)
-                # What a trainer read matters to a later update only with delay compensation, which is of async mode.
-                if self._state.settings.mode == "async" and self._state.log.is_kept:
+                # A record only where an update depends on what was read.
+                if self._state.storage.pulled(block, trainer) and self._state.log.is_kept:
                     self._state.log.append(Message("pulled", {"trainer": trainer, "block": block}))
             yield
 

@@ -66,10 +66,11 @@ class Storage(Protocol):
     def value(self, block: str) -> Any:
         """Return a dense block's tensor: the memory itself, not a copy."""
 
-    def pulled(self, block: str, trainer: int) -> None:
+    def pulled(self, block: str, trainer: int) -> bool:
         """Note that a trainer takes the dense block's value as it is now: delay compensation (DC-ASGD) is against it.
 
-        Call it where the value is read, with no update of the block in between. Without DC-ASGD it does nothing.
+        Call it where the value is read, with no update of the block in between. Without DC-ASGD it does nothing, and
+        returns False: no update depends on it, so a log does not need it.
         """
 
     def rows(self, block: str, ids: Any, *, create: bool) -> Any:

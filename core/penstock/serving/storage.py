@@ -158,11 +158,10 @@ class ProgramStorage:
             raise PeerError(f"{block!r} is a table, which is pulled by rows and has no value as a whole")
         return found.parameter
 
-    def pulled(self, block: str, trainer: int) -> None:
-        """Keep the block's value for the delay compensation of the trainer's next push, where the program has it."""
+    def pulled(self, block: str, trainer: int) -> bool:
+        """Keep the block's value for the delay compensation of the trainer's next push; False: the program has none."""
         found = self._found(block)
-        if isinstance(found, _Dense):
-            found.remember(trainer)
+        return isinstance(found, _Dense) and found.remember(trainer)
 
     def rows(self, block: str, ids: torch.Tensor, *, create: bool) -> torch.Tensor:
         """Return rows [n, d]. Raises PeerError for a row outside the block, TableFull."""
@@ -294,14 +293,16 @@ class _Dense:
     def _misfit(self, got: str, expected: str) -> PeerError:
         return PeerError(f"a gradient of block {self.served.name!r} {got}; expected {expected}")
 
-    def remember(self, trainer: int) -> None:
-        if self._pulled_name:
-            with self.lock:
-                kept = self._pulled.get(trainer)
-                if kept is None:
-                    self._pulled[trainer] = self.parameter.clone()
-                else:
-                    kept.copy_(self.parameter)
+    def remember(self, trainer: int) -> bool:
+        if not self._pulled_name:
+            return False
+        with self.lock:
+            kept = self._pulled.get(trainer)
+            if kept is None:
+                self._pulled[trainer] = self.parameter.clone()
+            else:
+                kept.copy_(self.parameter)
+        return True
 
     def rows(self, ids: torch.Tensor, *, create: bool) -> torch.Tensor:
         _check_rows(self.served, ids, len(self.parameter))
