@@ -17,7 +17,8 @@ come; so leases, stragglers, meetings and joins are Python's alone. What does no
 or epoch, a repetition, a push of other blocks, messages in parts, 8 MiB of gradients or more. Nothing is prepared where
 Python has something to do at every step: tables, delay compensation, a round block that needs sizes or has
 control flow, GEO, staged values, or a machine that is not at rest (a member that starts with a later round or is
-expected back, a meeting, a refusal, a request that waits).
+expected back, a meeting, a refusal, a request that waits). Without rounds a schedule is part of each update: one with
+control flow is prepared, and its kernel calls Python.
 
 The log: native code appends the records that Python would (`native/src/ps/log_file.h`), a round before it is applied, a
 push before it is acknowledged. Python appends under a hold, so records are in the order of what they tell of.

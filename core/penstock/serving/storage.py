@@ -136,7 +136,7 @@ class ProgramStorage:
 
     @property
     def is_preparable(self) -> bool:
-        """Whether native code can run every update: no table, nothing that pulls change, no control flow."""
+        """Whether native code can run every update: no table, no control flow of rounds, nothing that pulls change."""
         return not self._round.needs_python and all(name in self._plans for name in self._blocks)
 
     def prepared_update(self, blocks: Sequence[str], *, begins_round: bool) -> PreparedUpdate:
