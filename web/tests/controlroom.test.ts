@@ -2,7 +2,7 @@
 import { describe, expect, test } from "vitest";
 import { ApiError } from "../src/api";
 import { lineOf } from "../src/parts/sparkline";
-import { differences } from "../src/store/differences";
+import { comparison } from "../src/store/differences";
 import { compared } from "../src/store/optimes";
 import { phasesOf, spanOf } from "../src/store/phases";
 import { MOST_POINTS, Trends } from "../src/store/trends";
@@ -154,14 +154,14 @@ describe("settings that differ", () => {
       entrypoint: ["python", "a.py"],
       priority: 3,
     });
-    expect(differences([one, two])).toEqual([
+    expect(comparison([one, two]).found).toEqual([
       { setting: "env.CPU_NUM", values: ["2", null] },
       { setting: "trainers.count", values: ["1", "4"] },
       { setting: "priority", values: [null, "3"] },
     ]);
   });
   test("of equal jobs are none", () => {
-    expect(differences([job({ name: "a", env: {} }), job({ name: "b", env: {} })])).toEqual([]);
+    expect(comparison([job({ name: "a", env: {} }), job({ name: "b", env: {} })]).found).toEqual([]);
   });
 });
 

@@ -86,10 +86,14 @@ export function Empty({ title, children }: { title: string; children?: Component
   );
 }
 
-export function ErrorCard({ error, retry }: { error: ApiError; retry?: () => void }) {
+/** `subject`: what the error is of, where several things were asked for. */
+export function ErrorCard({ error, subject, retry }: { error: ApiError; subject?: string; retry?: () => void }) {
   return (
     <div class="error-card" role="alert" data-testid="error">
-      <b>{error.message}</b>
+      <b>
+        {subject !== undefined && `${subject}: `}
+        {error.message}
+      </b>
       {error.hint !== null && <div class="muted">{error.hint}</div>}
       {retry !== undefined && (
         <button type="button" class="btn small" onClick={retry}>

@@ -5,6 +5,7 @@
  * of the newest attempt that failed, the one that ended first; the others are usually its consequences.
  */
 import type { Job, Replica } from "../types";
+import { MASK } from "./masking";
 
 /** What a process reports that ended because its job wanted it no more. */
 const NOT_WANTED = new Set(["stopped", "it was never started"]);
@@ -110,4 +111,4 @@ const MOST_LINES = 12;
 
 /** Variables whose values the server does not show, so that a copy of the specification would lack them. */
 export const hiddenVariables = (job: Job): string[] =>
-  Object.entries(job.spec.env ?? {}).flatMap(([name, value]) => (value === "***" ? [name] : []));
+  Object.entries(job.spec.env ?? {}).flatMap(([name, value]) => (value === MASK ? [name] : []));

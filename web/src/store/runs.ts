@@ -8,6 +8,16 @@ import { SeriesStore } from "./series";
 /** Beside the job itself. */
 export const MOST_RUNS = 19;
 
+/** Each once, and no more than are shown. */
+const limited = (jobIds: readonly string[]): string[] => [...new Set(jobIds)].slice(0, MOST_RUNS);
+
+/** The jobs that `with` names in the address. */
+export const wantedOf = (parameter: string | null): string[] =>
+  limited((parameter ?? "").split(",").filter((id) => id !== ""));
+
+/** A name for a job that is not known. */
+export const shortId = (jobId: string): string => jobId.slice(0, 8);
+
 export class OtherRuns {
   readonly version = signal(0);
   readonly error = signal<ApiError | null>(null);
@@ -25,7 +35,7 @@ export class OtherRuns {
     this.version.value;
     return this.#wanted.flatMap((id) => {
       const series = this.#fetched.get(id);
-      return series === undefined ? [] : [{ id, name: this.#names.get(id) ?? id.slice(0, 8), series }];
+      return series === undefined ? [] : [{ id, name: this.#names.get(id) ?? shortId(id), series }];
     });
   }
 
@@ -38,7 +48,7 @@ export class OtherRuns {
 
   /** Show these jobs, at most `MOST_RUNS`. Each is fetched once; that the same are wanted again changes nothing. */
   async want(jobIds: readonly string[]): Promise<void> {
-    const wanted = [...new Set(jobIds)].slice(0, MOST_RUNS);
+    const wanted = limited(jobIds);
     if (wanted.join() === this.#wanted.join()) return;
     this.#wanted = wanted;
     this.#failed.clear();

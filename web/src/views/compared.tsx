@@ -4,11 +4,12 @@ import { api } from "../api";
 import { clock, integer, nanos, plural } from "../format";
 import { type Column, ErrorCard, Head } from "../parts/basics";
 import { jobsStore } from "../store/current";
-import { type Difference, differences } from "../store/differences";
+import { comparison, type Difference, remarks } from "../store/differences";
 import type { JobStore } from "../store/job";
 import { compared } from "../store/optimes";
-import type { Job, OperatorTimes } from "../types";
-import { useLoaded } from "./loaded";
+import { type Answered, answeredFor, readTimes, type TimesRead } from "../store/optimesread";
+import { shortId } from "../store/runs";
+import type { Job } from "../types";
 
 const MOST_OPERATORS = 40;
 
@@ -16,20 +17,43 @@ export const runName = (job: Job): string => `${job.name} ${clock(job.created_at
 
 export function Compared({ store, ids }: { store: JobStore; ids: readonly string[] }) {
   const own = store.job.value;
-  const known = jobsStore.value?.jobs.value ?? [];
-  const others = ids.flatMap((id) => known.find((job) => job.id === id) ?? []);
-  if (own === null || others.length === 0) return null;
-  const jobs = [own, ...others];
+  const known = jobsStore.value?.jobs.value ?? null;
+  const wanted = ids.filter((id) => id !== own?.id);
+  if (own === null || known === null || wanted.length === 0) return null;
+  const others = wanted.flatMap((id) => known.find((job) => job.id === id) ?? []);
+  const names = new Map([[own.id, "This job"], ...others.map((job) => [job.id, runName(job)] as const)]);
+  const missing = wanted.filter((id) => !names.has(id)).map(shortId);
   return (
     <div class="compared">
-      <Settings found={differences(jobs)} others={others} />
-      <Operators jobs={jobs} others={others} />
+      <Settings own={own} others={others} missing={missing} />
+      <Operators ids={[own.id, ...wanted]} nameOf={(id) => names.get(id) ?? shortId(id)} />
     </div>
   );
 }
 
-function Settings({ found, others }: { found: readonly Difference[]; others: readonly Job[] }) {
-  if (found.length === 0) return <p class="muted">The jobs have the same settings.</p>;
+interface SettingsProps {
+  readonly own: Job;
+  readonly others: readonly Job[];
+  /** Names of jobs whose settings the page does not have. */
+  readonly missing: readonly string[];
+}
+
+function Settings({ own, others, missing }: SettingsProps) {
+  const jobs = [own, ...others];
+  const result = comparison(jobs);
+  return (
+    <>
+      {remarks(jobs.length, result, missing).map((sentence) => (
+        <p key={sentence} class="muted">
+          {sentence}
+        </p>
+      ))}
+      {result.found.length > 0 && <Differences found={result.found} others={others} />}
+    </>
+  );
+}
+
+function Differences({ found, others }: { found: readonly Difference[]; others: readonly Job[] }) {
   return (
     <details open data-testid="differences">
       <summary>{plural(found.length, "setting differs", "settings differ")}</summary>
@@ -55,30 +79,63 @@ function Settings({ found, others }: { found: readonly Difference[]; others: rea
 }
 
 /** Read when it is opened; the sums are of the newest steps that each job has recorded. */
-function Operators({ jobs, others }: { jobs: readonly Job[]; others: readonly Job[] }) {
+function Operators({ ids, nameOf }: { ids: readonly string[]; nameOf: (jobId: string) => string }) {
   const [open, setOpen] = useState(false);
-  const [times, setTimes] = useState<readonly OperatorTimes[] | null>(null);
-  const { error, guarded } = useLoaded();
-  const ids = jobs.map((job) => job.id).join();
-  const load = () => guarded(async () => setTimes(await Promise.all(ids.split(",").map(api.operators))));
+  const [attempt, setAttempt] = useState(0);
+  const [read, setRead] = useState<TimesRead | null>(null);
   useEffect(() => {
-    setTimes(null);
-    if (open) void load();
-  }, [open, ids]);
+    setRead(null);
+    if (!open) return;
+    const reading = new AbortController();
+    void readTimes(ids, api.operators, reading.signal).then((done) => done !== null && setRead(done));
+    return () => reading.abort();
+  }, [open, attempt, ids.join()]);
+  const answered = answeredFor(read, ids);
   return (
     <details onToggle={(event) => setOpen(event.currentTarget.open)} data-testid="operator-times">
       <summary>Time of each operator</summary>
-      {open && error !== null && <ErrorCard error={error} retry={() => void load()} />}
-      {open && error === null && times === null && <p class="muted">Adding up the recorded steps…</p>}
-      {open && times !== null && times.length === jobs.length && <OperatorTable times={times} others={others} />}
+      {open && answered === null && <p class="muted">Adding up the recorded steps…</p>}
+      {open && answered !== null && (
+        <>
+          <Refused refused={answered.refused} nameOf={nameOf} retry={() => setAttempt(attempt + 1)} />
+          {answered.jobs.length > 0 && <OperatorTable own={ids[0]} answered={answered} nameOf={nameOf} />}
+        </>
+      )}
     </details>
   );
 }
 
-function OperatorTable({ times, others }: { times: readonly OperatorTimes[]; others: readonly Job[] }) {
-  const rows = compared(times);
-  const columns: Column[] = ["This job", ...others.map(runName)].map((name) => [name, "num"]);
-  if (rows.length === 0) return <p class="muted">None of the jobs has recorded steps of a graph that trains.</p>;
+interface RefusedProps {
+  readonly refused: Answered["refused"];
+  readonly nameOf: (jobId: string) => string;
+  readonly retry: () => void;
+}
+
+function Refused({ refused, nameOf, retry }: RefusedProps) {
+  return (
+    <>
+      {refused.map(({ id, error }, index) => (
+        <ErrorCard key={id} error={error} subject={nameOf(id)} {...(index === refused.length - 1 ? { retry } : {})} />
+      ))}
+    </>
+  );
+}
+
+interface TableProps {
+  /** The job that the others are measured against; if it was refused, nothing is. */
+  readonly own: string | undefined;
+  readonly answered: Answered;
+  readonly nameOf: (jobId: string) => string;
+}
+
+function OperatorTable({ own, answered: { jobs, refused }, nameOf }: TableProps) {
+  const rows = compared(jobs.map(({ times }) => times));
+  const columns: Column[] = jobs.map(({ id }) => [nameOf(id), "num"]);
+  const hasOwn = jobs[0]?.id === own;
+  if (rows.length === 0) {
+    const which = refused.length > 0 ? "jobs that could be read" : "jobs";
+    return <p class="muted">None of the {which} has recorded steps of a graph that trains.</p>;
+  }
   return (
     <>
       <p class="muted">
@@ -96,7 +153,7 @@ function OperatorTable({ times, others }: { times: readonly OperatorTimes[]; oth
                 {stepNs.map((ns, index) => (
                   <td key={index} class="num">
                     {ns === null ? "–" : nanos(ns)}
-                    {index > 0 && <Change before={stepNs[0] ?? null} now={ns} />}
+                    {hasOwn && index > 0 && <Change before={stepNs[0] ?? null} now={ns} />}
                   </td>
                 ))}
               </tr>

@@ -2,6 +2,7 @@
 
 import { clock, firm, integer, seconds } from "../format";
 import { Empty, Head, toneOf } from "../parts/basics";
+import { checkpointsOf, duration } from "../store/checkpoints";
 import type { JobStore } from "../store/job";
 import { type Phase, phasesOf, spanOf } from "../store/phases";
 import type { Series } from "../store/series";
@@ -88,21 +89,20 @@ function Ribbon({ phases }: { phases: readonly Phase[] }) {
 
 const MOST_CHECKPOINTS = 10;
 
-/** Checkpoints that the job has written, newest first: what `CheckpointManager` reports of each. */
+const ofPoints = (shown: number, points: number): string =>
+  `${integer(shown)} of ${integer(points)} points (a long series is thinned)`;
+
+/** Checkpoints that the job has written, newest first; how many in all, the points of a thinned series do not say. */
 function Checkpoints({ step: steps, took }: { step: Series | undefined; took: Series | undefined }) {
   if (steps === undefined || took === undefined || steps.value.length === 0) return null;
-  const tookAt = new Map(took.timeNs.map((atNs, i) => [atNs, took.value[i] ?? Number.NaN]));
-  const rows = steps.value.map((step, i) => {
-    const atNs = steps.timeNs[i] ?? 0;
-    return { step, atNs, tookS: tookAt.get(atNs) ?? Number.NaN };
-  });
+  const rows = checkpointsOf(steps, took);
   return (
     <>
       <h3 style={{ margin: "8px 0" }}>
         Checkpoints{" "}
         <small class="muted">
-          {integer(rows.length)} written, newest first
-          {rows.length > MOST_CHECKPOINTS && `, ${integer(MOST_CHECKPOINTS)} shown`}
+          newest first
+          {rows.length > MOST_CHECKPOINTS && `, ${ofPoints(MOST_CHECKPOINTS, rows.length)}`}
         </small>
       </h3>
       <div class="card checkpoints">
@@ -124,7 +124,7 @@ function Checkpoints({ step: steps, took }: { step: Series | undefined; took: Se
                   <td class="num" title={new Date(atNs / 1e6).toISOString()}>
                     {clock(new Date(atNs / 1e6).toISOString())}
                   </td>
-                  <td class="num">{tookS < 10 ? `${tookS.toFixed(2)}\u00a0s` : seconds(tookS)}</td>
+                  <td class="num">{duration(tookS)}</td>
                 </tr>
               ))}
           </tbody>

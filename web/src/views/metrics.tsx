@@ -11,7 +11,7 @@ import { jobsStore } from "../store/current";
 import { type Axis, bestOf, type Curve, curvesOf, valueAt } from "../store/curves";
 import { isTerminal, type JobStore } from "../store/job";
 import { isCommand } from "../store/mode";
-import { MOST_RUNS } from "../store/runs";
+import { MOST_RUNS, shortId, wantedOf } from "../store/runs";
 import { theme } from "../store/session";
 import { Compared, runName } from "./compared";
 
@@ -40,7 +40,7 @@ function lookOf(): Look {
   };
 }
 
-const wantedRuns = (): string[] => (url.value.searchParams.get("with") ?? "").split(",").filter((id) => id !== "");
+const wantedRuns = (): string[] => wantedOf(url.value.searchParams.get("with"));
 
 /** How often the curves of other jobs that are not over are fetched again. */
 const REFRESH_MS = 10_000;
@@ -108,7 +108,7 @@ function Compare({ store }: { store: JobStore }) {
           aria-label={`Without ${known.get(id) ?? id}`}
           onClick={() => want(wanted.filter((one) => one !== id))}
         >
-          {known.get(id) ?? id.slice(0, 8)} ✕
+          {known.get(id) ?? shortId(id)} ✕
         </button>
       ))}
       {offered.length > 0 && wanted.length < MOST_RUNS && (
