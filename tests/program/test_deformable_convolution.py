@@ -122,6 +122,61 @@ def test_without_offsets_it_is_a_convolution() -> None:
     np.testing.assert_allclose(moved, plain, rtol=1e-4, atol=1e-5)
 
 
+def slopes_of_the_kernel(image: np.ndarray, mask: np.ndarray, way: float) -> np.ndarray:
+    """Slopes [18, side, side] of the sum of what filters of 3, around 1, see of an image, times `mask`, along offsets.
+
+    Source: DmcnGetCoordinateWeight in deformable_conv_op.h (Fluid 1.8): 0 at places of -1 and less, and of a side.
+    """
+    side = len(image)
+    found = np.zeros((18, side, side))
+    around = np.pad(image, 2)  # image[i] is around[i + 2]
+    for tap, row, column in np.ndindex(9, side, side):
+        down, across = row + tap // 3 - 1 + way, column + tap % 3 - 1 + way
+        if down <= -1 or down >= side or across <= -1 or across >= side:
+            continue
+        top, left = math.floor(down), math.floor(across)
+        own = around[top + 2 : top + 4, left + 2 : left + 4]
+        for axis, share in ((0, across - left), (1, down - top)):
+            before, after = own if axis == 0 else own.T
+            slope = (after - before) @ np.array([1 - share, share])
+            found[2 * tap + axis, row, column] = slope * mask[tap, row, column]
+    return found
+
+
+@pytest.mark.parametrize("side", [5, 7])
+@pytest.mark.parametrize("way", [0.0, -(2.0**-21)])
+def test_slopes_at_whole_places_and_just_before_them_are_those_of_the_kernel(side: int, way: float) -> None:
+    """Of floats of 32 bits: the places are exact in them, and neither side's 2 / side is."""
+    main, startup, scope = fluid.Program(), fluid.Program(), Scope()
+    with fluid.program_guard(main, startup):
+        x = fluid.data("x", [None, 1, side, side], "float32")
+        offset, mask = (fluid.data(name, [None, c, side, side], "float32") for name, c in (("o", 18), ("m", 9)))
+        offset.stop_gradient = False
+        ones = fluid.ParamAttr("w", fluid.initializer.Constant(1.0))
+        result = L.deformable_conv(x, offset, mask, 1, 3, padding=1, param_attr=ones, bias_attr=False)
+        gradients = fluid.gradients([L.reduce_sum(result)], [offset])
+    exe, draw = fluid.Executor(fluid.CPUPlace()), np.random.default_rng(5)
+    exe.run(startup, scope=scope)
+    image, marks = draw.normal(size=(side, side)).astype("float32"), draw.random((9, side, side)).astype("float32")
+    feed = {"x": image[None, None], "o": np.full((1, 18, side, side), way, "float32"), "m": marks[None]}
+    (found,) = exe.run(main, feed, gradients, scope=scope)
+    wanted = slopes_of_the_kernel(image.astype("float64"), marks.astype("float64"), way)
+    np.testing.assert_allclose(found[0], wanted, rtol=0, atol=4e-6)  # a few roundings of values up to 8
+
+
+def test_offsets_that_are_no_numbers_see_nothing() -> None:
+    main, startup, scope = fluid.Program(), fluid.Program(), Scope()
+    with fluid.program_guard(main, startup):
+        x, offset = fluid.data("x", [None, 1, 2, 2], "float32"), fluid.data("o", [None, 2, 2, 2], "float32")
+        ones = fluid.ParamAttr("w", fluid.initializer.Constant(1.0))
+        result = L.deformable_conv(x, offset, None, 1, 1, param_attr=ones, bias_attr=False, modulated=False)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(startup, scope=scope)
+    ways = np.array([np.nan, np.inf, -np.inf, 0.0, 0.0, 0.0, 0.0, 0.0], "float32").reshape(1, 2, 2, 2)
+    (found,) = exe.run(main, {"x": np.ones((1, 1, 2, 2), "float32"), "o": ways}, [result], scope=scope)
+    assert found.ravel().tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
 def test_sizes_that_do_not_fit_are_refused() -> None:
     with fluid.program_guard(fluid.Program(), fluid.Program()):
         x = fluid.data("x", [None, CHANNELS, HEIGHT, WIDTH], "float32")

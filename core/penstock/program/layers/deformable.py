@@ -9,7 +9,6 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Normal
@@ -88,31 +87,54 @@ def _expect_sizes(prefix: str, what: str, x: Any, sizes: list[int]) -> None:
         )
 
 
-def _places(offset: Any, kernel: list[int], windows: list[list[int]], sides: list[int], parts: int) -> Any:
-    """(across, down) of what each element looks at, [n, parts, kh, kw, h', w', 2]: -1 and 1 are the image's edges."""
+def _places(offset: Any, kernel: list[int], windows: list[list[int]], sides: list[int], parts: int) -> list[Any]:
+    """What each element looks at, pixels down and pixels across, [n, parts, kh, kw, h', w'] each; -2 beyond the image.
+
+    The whole numbers are added first: without offsets places are whole, to the bit.
+    """
     ways, found = offset.unflatten(1, (parts, *kernel, 2)), []
-    for axis in (1, 0):
+    for axis in (0, 1):
         step, around, hole = (window[axis] for window in windows)
         way = ways.select(4, axis)
         starts = _counted(offset, way.shape[4 + axis]) * step - around
         taps = _counted(offset, kernel[axis]) * hole
-        place = way + taps.reshape([-1, *[1] * (3 - axis)]) + starts.reshape([-1, *[1] * (1 - axis)])
-        found.append((place + 0.5) * (2.0 / sides[axis]) - 1.0)
-    return torch.stack(found, -1)
+        found.append(way + (taps.reshape([-1, *[1] * (3 - axis)]) + starts.reshape([-1, *[1] * (1 - axis)])))
+    near = [(place > -1.0) & (place < side) for place, side in zip(found, sides, strict=True)]
+    is_beyond = torch.logical_not(near[0] & near[1])
+    return [place.masked_fill(is_beyond, -2.0) for place in found]
 
 
 def _counted(like: Any, count: int) -> Any:
     return like.detach().new_ones([count]).cumsum(0) - 1.0
 
 
-def _seen(input: Any, places: Any, parts: int) -> Any:
-    """The values at the places, [n, parts, c / parts, kh kw, h', w']."""
-    channels, *sides = input.desc.shape[1:]
-    _, _, *taps, rows, columns, _ = places.shape
-    own = input.reshape([-1, channels // parts, *sides])
-    spread = places.reshape([-1, math.prod(taps) * rows, columns, 2])
-    found = F.grid_sample(own, spread, mode="bilinear", padding_mode="zeros", align_corners=False)
+def _seen(input: Any, places: list[Any], parts: int) -> Any:
+    """The values at the places, [n, parts, c / parts, kh kw, h', w'], each from the four pixels around it.
+
+    Not torch's grid_sample: it takes places as parts of a side and multiplies them out again, which makes -3e-8 of 0,
+    and so the slope before a pixel of the one after it.
+    """
+    channels, height, width = input.desc.shape[1:]
+    _, _, *taps, rows, columns = places[0].shape
+    own = input.reshape([-1, parts, channels // parts, height * width])
+    around = [_around(place, side) for place, side in zip(places, (height, width), strict=True)]
+    found: Any = 0.0
+    for row, down in around[0]:
+        for column, across in around[1]:
+            at = (row * width + column).reshape([-1, parts, 1, math.prod(taps) * rows * columns])
+            values = torch.gather(own, 3, at.expand([-1, -1, channels // parts, -1]))
+            found = found + values * (down * across).reshape(at.shape)
     return found.reshape([-1, parts, channels // parts, math.prod(taps), rows, columns])
+
+
+def _around(place: Any, side: int) -> list[tuple[Any, Any]]:
+    """The pixels before and after a place, as (index, weight); of one outside of the image, any index and 0."""
+    before = place.detach().floor()
+    rest, found = place - before, []
+    for pixel, weight in ((before, 1.0 - rest), (before + 1.0, rest)):
+        is_outside = (pixel < 0.0) | (pixel >= side)
+        found.append((pixel.clamp(0.0, side - 1.0).to(torch.int64), weight.masked_fill(is_outside, 0.0)))
+    return found
 
 
 __all__ = ["deformable_conv"]
