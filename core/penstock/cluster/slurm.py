@@ -70,11 +70,13 @@ class Slurm:
         which Slurm holds the task until someone releases it, and drains the node.
         """
         try:
-            lines = self._run("squeue", "-h", "-r", "-t", "all", "-j", handle, "-o", "%j|%K|%T|%r|%N|%S").splitlines()
+            columns = "%j|%K|%T|%r|%N|%S"
+            answer = self._run("squeue", "-h", "-r", "-t", "all", "-j", handle, "-o", columns, SLURM_TIME_FORMAT="%s")
         except SpecError as error:
             if UNKNOWN_JOB in str(error):
                 return ()
             raise
+        lines = answer.splitlines()
         held = {index: start_s for line in lines if line for index, start_s in held_back(line)}
         if held:
             wait_s = read_kill_wait(self._run("scontrol", "show", "config")) + SLACK_S
@@ -115,12 +117,15 @@ exec {agent} --name "$SLURM_JOB_NAME-$SLURM_ARRAY_TASK_ID" --state-dir "$folder"
             f"--output={self.log_dir}/%x-%a.log", *self.options,
         ]  # fmt: skip
 
-    def _run(self, *command: str, stdin: str = "") -> str:
-        """Run a command of Slurm. Raises EngineAway if Slurm cannot be reached, SpecError if it refuses."""
+    def _run(self, *command: str, stdin: str = "", **more: str) -> str:
+        """Run a command of Slurm, with these variables beside its environment.
+
+        Raises EngineAway if Slurm cannot be reached, SpecError if it refuses.
+        """
         try:
             done = subprocess.run(
                 command, input=stdin, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False,
-                env={**(os.environ if self.environ is None else self.environ), "SLURM_TIME_FORMAT": "%s"},
+                env={**(os.environ if self.environ is None else self.environ), **more},
             )  # fmt: skip
         except FileNotFoundError as error:
             raise SpecError(f"there is no {command[0]} on PATH: run this where Slurm's commands are") from error
