@@ -129,7 +129,7 @@ class Snapshotter:
     @property
     def is_due(self) -> bool:
         """Whether so much was logged since the last snapshot that a recovery would take long, and the disk fill up."""
-        return self._state.log.num_bytes > max(LOG_BYTES, 2 * self._num_bytes)
+        return self._state.log.num_bytes(self._last) > max(LOG_BYTES, 2 * self._num_bytes)
 
     def write_at(self, folder: Path) -> None:
         """Take the snapshot of a server that has ended, into another folder than its own. Raises OSError, PeerError."""

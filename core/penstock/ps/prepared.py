@@ -21,7 +21,7 @@ expected back, a meeting, a refusal, a request that waits). Without rounds a sch
 control flow is prepared, and its kernel calls Python.
 
 The log: native code appends the records that Python would (`native/src/ps/log_file.h`), a round before it is applied, a
-push before it is acknowledged. Python appends under a hold, so records are in the order of what they tell of.
+push before it is acknowledged. Python appends under a hold, so records are in the order of the updates.
 
 Leases: each request that is carried out renews its sender's, as of when it came, in the machine with the next hold.
 A failed update leaves blocks half done, as it does in Python: nothing is prepared any more, and the server ends.

@@ -69,10 +69,11 @@ class WriteAheadLog:
         """Number of the record that comes next."""
         return self.file.next
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the open file: of what was logged since the last snapshot began."""
-        return self.file.size
+    def num_bytes(self, since: int) -> int:
+        """Return the size of the files that begin with a record or a later one: those that a start would read."""
+        with self._lock:
+            files = [] if self._folder is None else log_files(self._folder)
+            return sum(path.stat().st_size for first, path in files if first >= since)
 
     def append(self, message: Message) -> int:
         """Write one record; return its sequence number. On an OSError (disk full) the log is as it was before."""
@@ -131,8 +132,9 @@ class WriteAheadLog:
             self.file.close()
 
     def _begin(self, folder: Path) -> None:
-        self._path = folder / f"journal.{self.file.next:020d}.log"
-        self.file.open(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+        path = folder / f"journal.{self.file.next:020d}.log"
+        self.file.open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+        self._path = path
 
 
 def log_files(folder: Path) -> list[tuple[int, Path]]:

@@ -99,9 +99,9 @@ const std::string kRows = "\"rows\"", kValues = "\"values\"", kInt64 = "\"int64\
 void LogFile::open(int descriptor) {
   struct stat found{};
   if (::fstat(descriptor, &found) != 0) fail();
-  close();
   const std::lock_guard guard(lock_);
-  descriptor_ = descriptor;
+  const int before = descriptor_.exchange(descriptor);
+  if (before >= 0) ::close(before);
   is_torn_ = false;
   size_ = found.st_size;
   next_before_ = -1;
@@ -109,23 +109,8 @@ void LogFile::open(int descriptor) {
 
 void LogFile::close() {
   const std::lock_guard guard(lock_);
-  if (descriptor_ >= 0) ::close(descriptor_);
-  descriptor_ = -1;
-}
-
-bool LogFile::is_kept() {
-  const std::lock_guard guard(lock_);
-  return descriptor_ >= 0;
-}
-
-std::int64_t LogFile::next() {
-  const std::lock_guard guard(lock_);
-  return next_;
-}
-
-std::int64_t LogFile::size() {
-  const std::lock_guard guard(lock_);
-  return size_;
+  const int before = descriptor_.exchange(-1);
+  if (before >= 0) ::close(before);
 }
 
 std::int64_t LogFile::append(const std::vector<Record>& records) {
@@ -158,7 +143,7 @@ std::int64_t LogFile::append(const std::vector<Record>& records) {
       throw;
     }
   }
-  size_before_ = std::exchange(size_, size);
+  size_before_ = size_.exchange(size);
   next_before_ = first;
   next_ += static_cast<std::int64_t>(records.size());
   return first;

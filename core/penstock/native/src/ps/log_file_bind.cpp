@@ -44,6 +44,7 @@ std::int64_t append(LogFile& self, const py::bytes& head, const std::vector<py::
 
 void cut(LogFile& self, std::int64_t size, std::int64_t next) {
   try {
+    const py::gil_scoped_release released;
     self.cut(size, next);
   } catch (const std::system_error& error) {
     raise(error);
@@ -60,8 +61,8 @@ void bind_log_file(py::module_& m) {
            py::kw_only(), "values"_a, "rows"_a, "name"_a, "dtype"_a);
   py::class_<LogFile, std::shared_ptr<LogFile>>(m, "LogFile")
       .def(py::init<std::int64_t>(), "next"_a)
-      .def("open", &LogFile::open, "descriptor"_a)
-      .def("close", &LogFile::close)
+      .def("open", &LogFile::open, "descriptor"_a, py::call_guard<py::gil_scoped_release>())
+      .def("close", &LogFile::close, py::call_guard<py::gil_scoped_release>())
       .def("append", &append, "head"_a, "parts"_a)
       .def("cut", &cut, "size"_a, "next"_a)
       .def_property_readonly("is_kept", &LogFile::is_kept)
