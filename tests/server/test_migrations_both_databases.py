@@ -71,6 +71,23 @@ async def test_attempts_that_go_on_keep_their_limit(database: Database) -> None:
     assert found == {"long": None, "short": timedelta(seconds=90.5)}
 
 
+async def test_jobs_that_wait_have_no_limit_of_the_attempt_before(database: Database) -> None:
+    await upgrade(database, "0015")
+    job = (
+        "INSERT INTO jobs (id, name, kind, state, reason, reason_detail, why, spec, epoch, attempt, restarts, "
+        "created_at, state_at, latest, lost, version, project, priority, ends_by) VALUES (:id, 'j', 'managed', :id, "
+        "'', '', '', '{}', 1, 1, 0, '2026-01-01 00:00:00', '2026-01-01 00:00:00', '{}', '{}', 1, 'default', 0, "
+        "'2026-01-02 00:00:00')"
+    )
+    async with database.engine.begin() as connection:
+        for state in ("RECOVERING", "RUNNING"):
+            await connection.execute(text(job), {"id": state})
+    await upgrade(database)
+    async with database.read() as session:
+        rows = await session.execute(select(JobRow.id, JobRow.ends_by))
+        assert {row.id: row.ends_by is None for row in rows} == {"RECOVERING": True, "RUNNING": False}
+
+
 async def test_webhooks_go_with_their_migration(database: Database) -> None:
     await upgrade(database)
     at = datetime(2026, 1, 1, tzinfo=UTC)

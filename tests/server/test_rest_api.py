@@ -8,11 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import delete
 from tests.server.harness import Server
 from tests.support.waiting import LIMIT_S, until_answer
 
 from penstock.protocol.jobspec import JobSpec
 from penstock_server.app import app_of
+from penstock_server.tables import SnapshotRow
 
 pytestmark = pytest.mark.asyncio
 
@@ -142,6 +144,19 @@ async def test_idempotency_key_gives_the_same_job_and_refuses_another(server: Se
     conflict = await server.http.post("/api/v1/jobs", json=body, headers=headers)
     assert (conflict.status_code, conflict.json()["code"]) == (422, "idempotency_key_reused")
     assert len((await server.http.get("/api/v1/jobs")).json()["items"]) == 1
+
+
+async def test_repeated_submission_gives_its_job_when_its_snapshot_is_gone(server: Server) -> None:
+    snapshot = (await server.http.post("/api/v1/snapshots", content=TARBALL)).json()["sha256"]
+    body = {"spec": {"name": "once", "entrypoint": ["x"], "snapshot": snapshot}}
+    headers = {"Idempotency-Key": "k1"}
+    first = await server.http.post("/api/v1/jobs", json=body, headers=headers)
+    async with server.runtime.database.write() as tx:
+        await tx.session.execute(delete(SnapshotRow))
+    again = await server.http.post("/api/v1/jobs", json=body, headers=headers)
+    assert (first.status_code, again.status_code, again.json()["id"]) == (201, 201, first.json()["id"])
+    other = await server.http.post("/api/v1/jobs", json=body, headers={"Idempotency-Key": "k2"})
+    assert (other.status_code, other.json()["code"]) == (409, "snapshot_not_found")
 
 
 async def test_token_works_within_its_scopes_until_it_is_revoked(server: Server) -> None:

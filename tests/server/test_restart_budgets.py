@@ -15,11 +15,13 @@ from tests.server.test_lifecycle_decisions import exited, job, replace_of, repli
 from tests.server.test_restart_windows import WallClock
 from tests.support.waiting import until_answer
 
+from penstock.command.specfile import sent
 from penstock.protocol.jobspec import JobSpec
 from penstock.protocol.states import JobState, ReplicaState, StopReason
 from penstock_server.services import budget
 from penstock_server.services.budget import Budget
 from penstock_server.services.lifecycle import hung
+from penstock_server.services.reports import FIRST_WAIT_S
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PREEMPTED = "preempted: the time of this pilot is over"
@@ -43,6 +45,8 @@ def test_preemptions_end_a_job_once_their_budget_is_spent() -> None:
     spent = step_of(replace(taken, own={"preempted": Budget(2, 2, retry_class="preempted")}))
     assert (spent.to, spent.reason) == (J.STOPPING, StopReason.PREEMPTED)
     assert not step_of(replace(taken, own={})).is_restart
+    early = step_of(replace(taken, own={"preempted": Budget(2, 2, retry_class="preempted")}, has_started=False))
+    assert (early.to, early.is_restart) == (J.RECOVERING, False), "nothing had started"
 
 
 def test_hang_has_a_budget_of_its_own() -> None:
@@ -55,9 +59,9 @@ def test_killed_process_is_replaced_from_the_budget_of_machines() -> None:
     killed = replica(0, R.EXITED, role="pserver", signal=9)
     found = replace_of(with_pservers(replica(0), killed, max_restarts=0, own={"infra": Budget(0, 1, None, "infra")}))
     assert found.retry_class == "infra"
-    own = {"user": Budget(1, 1, retry_class="user")}
-    spent = replace_of(with_pservers(replica(0), replica(0, R.EXITED, role="pserver", signal=9), own=own))
-    assert spent.retry_class == "infra", "what is spent is not charged again"
+    own = {"user": Budget(0, 1, retry_class="user")}
+    left = replace_of(with_pservers(replica(0), replica(0, R.EXITED, role="pserver", signal=9), own=own))
+    assert left.retry_class == "infra", "the script has not failed"
     shared = replace_of(with_pservers(replica(0), exited(0, 1, role="pserver"), restart_on=frozenset({"user"})))
     assert shared.retry_class == "user"
 
@@ -168,3 +172,24 @@ async def test_wait_for_the_next_attempt_counts_from_its_failure(served: tuple[S
         clock.advance(6)
         await server.runtime.reports.stop_long_ones()
         assert (await server.job(made["id"]))["reason"] == "no_capacity"
+
+
+@pytest.mark.asyncio
+async def test_server_that_was_away_lets_waiting_jobs_wait_for_nodes(served: tuple[Server, FakeClock]) -> None:
+    server, clock = served
+    made = await server.submit(max_wait_s=600)
+    clock.advance(900)
+    reports = server.runtime.reports
+    reports._began, reports._began_at = clock.monotonic(), clock.now()  # as a start now has them
+    await reports.stop_long_ones()
+    assert (await server.job(made["id"]))["state"] == "QUEUED"
+    clock.advance(FIRST_WAIT_S + 1)
+    await reports.stop_long_ones()
+    assert (await server.job(made["id"]))["reason"] == "no_capacity"
+
+
+def test_submission_is_taken_by_servers_without_budgets_where_it_asks_for_none() -> None:
+    fields = {"name": "x", "entrypoint": ["x"]}
+    assert "budgets" not in sent(JobSpec.model_validate(fields))["restart"]
+    asked = {**fields, "restart": {"budgets": {"user": {"max_restarts": 2}}}}
+    assert sent(JobSpec.model_validate(asked))["restart"]["budgets"]["user"]["max_restarts"] == 2

@@ -21,9 +21,9 @@ def plan(
     json: Json = False,
 ) -> None:
     """Say where a job would be placed now, or why it would wait; nothing is submitted. Exit 1 if it would wait."""
-    from penstock.command.specfile import load  # loads pydantic and yaml
+    from penstock.command.specfile import load, sent  # loads pydantic and yaml
 
-    fields = load(file).model_dump(mode="json", exclude_none=True, exclude={"workdir", "snapshot"})
+    fields = {name: value for name, value in sent(load(file)).items() if name not in ("workdir", "snapshot")}
     with connect(url, token) as client:
         found = client.plan(fields)
     if json:

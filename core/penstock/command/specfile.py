@@ -95,9 +95,17 @@ def _types(annotation: Any) -> list[type]:
     return [one for one in getattr(annotation, "__args__", (annotation,)) if isinstance(one, type)]
 
 
+def sent(spec: JobSpec) -> dict[str, Any]:
+    """Return the fields as a server takes them, one of the version before, too, where nothing new is asked for."""
+    fields = spec.model_dump(mode="json", exclude_none=True)
+    if not fields["restart"]["budgets"]:
+        del fields["restart"]["budgets"]
+    return fields
+
+
 def prepare(client: Client, spec: JobSpec, *, folder: Path) -> dict[str, Any]:
     """Return the fields to submit. A workdir is packed and uploaded; it counts from `folder`, the job file's."""
-    fields = spec.model_dump(mode="json", exclude_none=True)
+    fields = sent(spec)
     if spec.workdir is None:
         return fields
     if spec.snapshot is not None:

@@ -150,10 +150,10 @@ class Connection(aiosqlite.Connection):
 
     async def rollback(self) -> None:
         """Roll back; what was deferred is dropped."""
-        self._deferred = []
-        if self._has_run:
+        has_run = self._has_run
+        self._ended()  # also if this task is cancelled: the thread goes on
+        if has_run:
             await cast("Callable[..., Awaitable[Any]]", self._execute)(self.now().rollback)
-        self._ended()
 
     def _ended(self) -> None:
         self._deferred, self._has_begun, self._has_run = [], False, False

@@ -151,11 +151,14 @@ class Diagnoses:
         for graph in hashes - self._graphs.keys():
             text = await self._storage.graph(graph)
             self._graphs[graph] = await asyncio.to_thread(_facts, text)
+        graphs = {graph: self._graphs[graph] for graph in hashes if graph in self._graphs}
+        for graph in graphs:
+            self._graphs.move_to_end(graph)
         while len(self._graphs) > MAX_GRAPHS:
             self._graphs.popitem(last=False)
         used = {r.stream: r.graph_hash for r in job.replicas if r.graph_hash is not None}
         streams = {r.stream: r.index for r in job.replicas if r.role == "trainer" and r.attempt == job.attempt}
-        by_stream = _summed(frames, used, self._graphs)
+        by_stream = _summed(frames, used, graphs)
         return {index: by_stream[stream] for stream, index in streams.items() if stream in by_stream}
 
     async def _waits(self, job: api.Job) -> tuple[Wait, ...]:

@@ -35,6 +35,19 @@ PIECE = 20
 """Jobs of a long list that are read at once: some 5 ms of the event loop."""
 
 
+def _fingerprint(spec: JobSpec) -> str:
+    """Return what tells submissions apart. Without fields that the version before lacks and this one does not use.
+
+    So a submission that is repeated after an upgrade is still the same one.
+    """
+    fields = spec.model_dump()
+    if fields["max_wait_s"] is None:
+        del fields["max_wait_s"]
+    if not any(fields["restart"]["budgets"].values()):
+        del fields["restart"]["budgets"]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
 class Waits(Protocol):
     """The scheduler, as submissions see it."""
 
@@ -62,11 +75,10 @@ class Jobs:
         """
         if key is None:
             return await self._submit(spec, None)
-        fingerprint = hashlib.sha256(json.dumps(spec.model_dump(), sort_keys=True).encode()).hexdigest()
-        use = _Use(principal.token_id, key, fingerprint)
+        use = _Use(principal.token_id, key, _fingerprint(spec))
         try:
             return await self._submit(spec, use)  # almost every key is new: it is looked up if it is not
-        except IntegrityError:
+        except (IntegrityError, Problem):  # what the first submission named may be gone meanwhile
             return await self._submit(spec, use, is_known=True)
 
     async def _submit(self, spec: JobSpec, use: _Use | None, *, is_known: bool = False) -> api.Job:

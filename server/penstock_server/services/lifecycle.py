@@ -243,7 +243,7 @@ def _fail(job: JobFacts, failure: _Failure) -> Step | Replace:
         return Replace(failure.replica, f"{why}; it is started again: {budget.next()}", retry_class)
     if failure.reason is StopReason.PREEMPTED and "preempted" not in job.own:
         return Step(JobState.RECOVERING, failure.reason, f"{why}; it is placed again")
-    if failure.reason is StopReason.NODE_LOST and not job.has_started:
+    if failure.reason in (StopReason.NODE_LOST, StopReason.PREEMPTED) and not job.has_started:
         return Step(JobState.RECOVERING, failure.reason, f"{why}; nothing had started, so it is placed again")
     culprit = None if failure.reason is StopReason.START_FAILED else failure.replica.id
     follows = _budget(job, failure.retry_class)
@@ -261,10 +261,13 @@ def _budget(job: JobFacts, retry_class: str) -> Budget | None:
 
 
 def _budget_in_place(job: JobFacts, failure: _Failure) -> tuple[str, Budget] | None:
-    """Return for which class, and from what, a restart of a process alone is taken; None if there is none."""
+    """Return for which class, and from what, a restart of a process alone is taken; None if there is none.
+
+    One that was killed from outside is the machine's failure first, and may be the script's.
+    """
     if not job.has_pservers or failure.reason is not StopReason.REPLICA_FAILED:
         return None
-    classes = [failure.retry_class, *(["infra"] if _was_killed(failure.replica) else [])]
+    classes = [*(["infra"] if _was_killed(failure.replica) else []), failure.retry_class]
     budgets = ((retry_class, _budget(job, retry_class)) for retry_class in classes)
     return next(((name, one) for name, one in budgets if one is not None and one.left), None)
 

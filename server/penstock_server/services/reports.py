@@ -25,6 +25,8 @@ _FORWARD = {ReplicaState.ASSIGNED: 0, ReplicaState.PREPARING: 1, ReplicaState.UN
 REPORTS_AT_ONCE = 16
 """What one transaction takes at most, for which a submission waits."""
 GATHER_S = 0.004
+FIRST_WAIT_S = 60.0
+"""How long jobs that waited when the server started go on waiting at least: nodes have to come back first."""
 NEVER_STARTED_S = 2.0
 """How long an agent has to report that it had started a replica which its job no longer wants."""
 
@@ -54,6 +56,7 @@ class Reports:
         self._pserver_grace = timedelta(seconds=pserver_grace_s)
         self._group = GroupCommit(database, self._apply, most=REPORTS_AT_ONCE, gather_s=GATHER_S)
         self._stopping_since: dict[str, float] = {}  # on the monotonic clock: when a stop began
+        self._began, self._began_at = clock.monotonic(), clock.now()
         self._limits: dict[tuple[str, datetime], float] = {}  # on the monotonic clock: when it has taken too long
         self.released: frozenset[str] = frozenset()
         """Pservers that had their time to end by themselves after their trainers: they are not wanted any more."""
@@ -220,11 +223,17 @@ class Reports:
 
     async def stop_long_ones(self) -> None:
         """Stop jobs whose attempt, or whose wait for one, has taken longer than their description allows."""
-        statement = select(JobRow.id, JobRow.ends_by)
+        statement = select(JobRow.id, JobRow.ends_by, JobRow.state, JobRow.state_at)
         statement = statement.where(JobRow.state.in_(_STOPPABLE), JobRow.ends_by.is_not(None))
         async with self._db.glance() as session:
             found = (await session.execute(statement)).all()
-        self._note_limits([(job_id, by) for job_id, by in found if by is not None])
+        self._note_limits(
+            [
+                (job_id, by, self._began + FIRST_WAIT_S if state in _WAITING and at < self._began_at else 0.0)
+                for job_id, by, state, at in found
+                if by is not None
+            ]
+        )
         for (job_id, ends_by), limit in self._limits.items():
             if limit <= self._clock.monotonic():
                 await self._stop_long(job_id, ends_by)
@@ -233,6 +242,9 @@ class Reports:
         async with self._db.write() as tx:
             job = await locked_job(tx, job_id)
             if job is None or job.ends_by != ends_by or job.state not in _STOPPABLE:
+                return
+            if job.state in _WAITING and job.spec.get("max_wait_s") is None:
+                job.ends_by = None  # its last attempt would have ended then
                 return
             if job.state in _WAITING:
                 reason = StopReason.NO_CAPACITY
@@ -245,10 +257,16 @@ class Reports:
             tx.effects.nodes.update(r.node_id for r in await replicas_of(tx, job) if r.node_id is not None)
             await settle(tx, job, at=now, tail=self._tail, grace_s=self._grace_s)
 
-    def _note_limits(self, ends: Sequence[tuple[str, datetime]]) -> None:
-        """Note when attempts have taken too long. As for stops, the wall clock is read when one is seen first."""
+    def _note_limits(self, ends: Sequence[tuple[str, datetime, float]]) -> None:
+        """Note when attempts and waits have taken too long: (job, when by the wall clock, not before).
+
+        As for stops, the wall clock is read when one is seen first.
+        """
         before, now, seen = self._limits, self._clock.now(), self._clock.monotonic()
-        self._limits = {one: before.get(one, seen + (one[1] - now).total_seconds()) for one in ends}
+        self._limits = {
+            (job_id, by): before.get((job_id, by), max(first, seen + (by - now).total_seconds()))
+            for job_id, by, first in ends
+        }
 
     def _note_stops(self, pairs: Sequence[tuple[ReplicaRow, JobRow]], now: datetime) -> None:
         """Note when stops began. From then on the wall clock may be set: it is read when a stop is seen first."""
