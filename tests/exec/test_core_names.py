@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import methodcaller
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,6 +84,20 @@ def test_a_number_becomes_a_lod_tensor_of_one_element() -> None:
     assert (tensor.shape(), DTYPE(tensor), np.asarray(tensor).tolist()) == ([1], torch.float64, [1.0])
     with pytest.raises(SpecError, match="a number without a dtype"):
         _as_lodtensor(1, fluid.CPUPlace())
+
+
+@pytest.mark.parametrize("data", [((1, 2), (3, 4)), torch.tensor([[1, 2], [3, 4]])], ids=["tuple", "tensor"])
+def test_what_is_no_array_becomes_a_lod_tensor_of_the_dtype(data: Any) -> None:
+    tensor = _as_lodtensor(data, fluid.CPUPlace(), "float32")
+    assert (DTYPE(tensor), np.asarray(tensor).tolist()) == (torch.float32, [[1.0, 2.0], [3.0, 4.0]])
+    kept = _as_lodtensor(np.ones(2, "float64"), fluid.CPUPlace(), "float32")
+    assert DTYPE(kept) == torch.float64, "an array stays as it is, as in Fluid"
+
+
+@pytest.mark.parametrize("data", ["text", b"text", np.str_("text"), ("a", "b"), ((1,), (2, 3)), None], ids=str)
+def test_what_holds_no_numbers_is_refused_by_name(data: Any) -> None:
+    with pytest.raises(SpecError, match=r"_as_lodtensor is given .*(; expected numbers|no array of numbers)"):
+        _as_lodtensor(data, fluid.CPUPlace(), "float32")
 
 
 @pytest.mark.parametrize("kind", ["ParallelExecutor", "CompiledProgram"])

@@ -10,6 +10,7 @@ torch's own number of intra-op threads.
 from __future__ import annotations
 
 import logging
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -351,19 +352,32 @@ def _fetched(
 
 
 def _as_lodtensor(data: Any, place: Any, dtype: Any = None) -> LoDTensor:
-    """Return an array, or one number as [1] of `dtype`, as a LoDTensor (Fluid's name).
+    """Return an array as a LoDTensor (Fluid's name); of anything else, such as a tuple, the numbers as `dtype`.
 
-    Raises SpecError for a list, which has no sizes of its own, and for a number without a dtype.
+    One number becomes [1]. Raises SpecError for a list, which has no sizes of its own, for a number without a dtype,
+    and for what holds no numbers.
     """
     if isinstance(data, list):
         raise SpecError(
             "_as_lodtensor is given a list: make it an array, or use fluid.create_lod_tensor for sequences", got=data
         )
-    if np.isscalar(data) and dtype is None:
-        raise SpecError("_as_lodtensor is given a number without a dtype: name one, such as 'float32'", got=data)
     tensor = LoDTensor()
-    tensor.set(torch.tensor([data], dtype=dtype_named(dtype)) if np.isscalar(data) else np.asarray(data), place)
+    tensor.set(data if isinstance(data, np.ndarray) else _of_dtype(data, dtype), place)
     return tensor
+
+
+def _of_dtype(data: Any, dtype: Any) -> Any:
+    try:
+        rows = data.detach() if isinstance(data, torch.Tensor) else np.array(data)
+    except ValueError as error:
+        raise SpecError(f"_as_lodtensor is given {data!r}, no array of numbers: {error}", got=data) from error
+    if isinstance(rows, np.ndarray) and rows.dtype.kind not in "biufc":
+        raise SpecError(f"_as_lodtensor is given {data!r}, a {type(data).__name__}; expected numbers", got=data)
+    if isinstance(data, (numbers.Number, np.generic)):
+        if dtype is None:
+            raise SpecError("_as_lodtensor is given a number without a dtype: name one, such as 'float32'", got=data)
+        rows = rows.reshape(1)
+    return rows if dtype is None else torch.as_tensor(rows).to(dtype_named(dtype))
 
 
 def as_numpy(fetched: Any) -> Any:
