@@ -44,7 +44,8 @@ def detection_map(
     Shapes: detect_res [rows, 6], of label, score and box, as `multiclass_nms` makes them; label [rows, 6], of label,
     difficult or not, and box, or [rows, 5] without the second; a sequence for each image. Labels are below `class_num`.
     A detection is right if it overlaps the box by more than `overlap_threshold`. Difficult boxes count unless
-    `evaluate_difficult` is False. `ap_version`: 'integral' or '11point'. `background_label` has no effect, as in Fluid.
+    `evaluate_difficult` is False. `ap_version`: 'integral' or '11point'. `background_label` has no effect: in Fluid one
+    of 0 or less has none either, but one of 1 or more leaves out classes with that number of boxes (not the class).
     Raises ProgramError for states of Fluid's operator: `fluid.metrics.DetectionMAP` sums up runs.
     """
     if any(one is not None for one in (has_state, input_states, out_states)):
