@@ -103,7 +103,7 @@ async def test_user_errors_end_a_job_that_survives_its_machines(served: tuple[Se
     node = await server.join()
     async with server.agent(node) as agent:
         budgets = {"user": {"max_restarts": 1, "first_pause_s": 0}, "infra": {"max_restarts": 5, "first_pause_s": 0}}
-        made = await server.submit(restart={"max_restarts": 0, "on": [], "budgets": budgets})
+        made = await server.submit(restart={"max_restarts": 9, "on": ["user"], "budgets": budgets})  # shared by none
         for attempt, end in enumerate([("KILLED", {}), ("EXITED", {"exit_code": 1}), ("KILLED", {})], 1):
             order = await order_of(agent, attempt)
             await agent.start(order)

@@ -128,7 +128,9 @@ def _job_view(row: JobRow, replicas: Sequence[ReplicaRow], now: LiveJob | None, 
 def _restarts_left(row: JobRow, at: datetime) -> dict[str, Any]:
     restart = row.spec.get("restart", {})
     own = budget.own(restart, row.restarts_by_class, at)
+    shared = budget.shared(restart, row.restarts, row.restarted_at, row.restarts_by_class, at)
+    is_shared = not own or any(one not in own for one in restart.get("on", []))  # by some class of failures
     return {
-        "restarts_left": budget.shared(restart, row.restarts, row.restarted_at, row.restarts_by_class, at).left,
+        "restarts_left": shared.left if is_shared else 0,
         "restarts_left_by_class": {name: one.left for name, one in own.items()},
     }
