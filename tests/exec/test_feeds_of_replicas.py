@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,3 +79,49 @@ def test_a_list_of_one_dict_is_counted_as_a_dict_is() -> None:
     x = np.ones((3, 1), "float32")
     with pytest.raises(FeedError, match="'rate' has 2 entries, but 1 replicas have rows"):
         exe.run(program, [{"x": x, "rate": np.ones(2, "float32")}], [product], scope=scope)
+
+
+def assigned(rate: Any) -> Any:
+    """A persistable number that a branch assigns."""
+    made = fluid.layers.create_global_var([1], 0.0, "float32", persistable=True, name="assigned")
+    with fluid.layers.Switch() as switch, switch.case(rate > 0.0):
+        fluid.layers.assign(rate * 0.5, made)
+    return made
+
+
+def kept(rate: Any) -> Any:
+    rate.persistable = True
+    return rate
+
+
+RATES: dict[str, Callable[[Any], Any]] = {
+    "fed": lambda rate: rate,
+    "computed": lambda rate: rate * 0.5,
+    "with a schedule": lambda rate: rate * fluid.layers.exponential_decay(0.5, 1, 0.5),
+    "assigned": assigned,
+    "persistable": kept,
+}
+
+
+@pytest.mark.parametrize("made", RATES)
+def test_a_learning_rate_is_fed_as_one_number_for_all_replicas(made: str) -> None:
+    main, startup, scope, exe = fluid.Program(), fluid.Program(), fluid.Scope(), fluid.Executor()
+    with fluid.program_guard(main, startup):
+        rate, scale = fluid.data("rate", [1]), fluid.data("scale", [1])
+        loss = fluid.layers.mean(fluid.layers.fc(fluid.data("x", [None, 2]) * scale, 1, param_attr="w"))
+        fluid.optimizer.SGD(RATES[made](rate)).minimize(loss)
+    exe.run(startup, scope=scope)
+    program = fluid.CompiledProgram(main).with_data_parallel(loss.name, places=[fluid.CPUPlace()] * 3)
+    x, scales, before = np.ones((3, 2), "float32"), np.arange(3.0, dtype="float32"), np.array(scope.find_var("w"))
+
+    def forms(rates: np.ndarray) -> tuple[Any, Any]:
+        one = {"x": x, "scale": scales, "rate": rates}
+        return one, [{name: value[i : i + 1] for name, value in one.items()} for i in range(3)]
+
+    for feed in forms(np.array([0.5, 0.5, 0.25], "float32")):
+        with pytest.raises(FeedError, match=r"'rate' .*is fed 0\.5, 0\.5, 0\.25 for 3 .*Feed the same number to all"):
+            exe.run(program, feed, [loss], scope=scope)
+    assert np.array_equal(np.array(scope.find_var("w")), before)
+    for feed in (*forms(np.array([0.5, 0.5, 0.5], "float32")), {"x": x, "scale": scales, "rate": scales[1:2]}):
+        exe.run(program, feed, [loss], scope=scope)
+    assert not np.array_equal(np.array(scope.find_var("w")), before)

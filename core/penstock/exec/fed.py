@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from penstock.exec import devices
+from penstock.exec.fed_rates import check_rates, rate_inputs
 from penstock.exec.fed_state import check_number, set_own, set_state, state_in
 from penstock.exec.feeding import Feed, Inputs, Share, check_guards, has_batch, has_rows_of_its_own, is_computed
 from penstock.exec.lowering import Lowered
@@ -82,6 +83,7 @@ class Feeds:
         self._program, self._scope = program, scope
         self._inputs = Inputs(program, num_replicas, fed_loss_gradient=fed_loss_gradient)
         self._num_replicas = num_replicas
+        self._rates = rate_inputs(program) if num_replicas > 1 else []
         variables = list(program.feeds())
         self._names = [v.name for v in variables]
         self._symbols = list(dict.fromkeys(s for v in variables for _, s in _symbols(v)))
@@ -102,6 +104,8 @@ class Feeds:
                 return _Read(shares, self._names, shares.rows, bindings)
         states, rest = state_in(self._program, feed, self._scope, self._num_replicas)
         listed = self._inputs.shares(rest)
+        check_rates(self._rates, listed)
+        check_rates(self._rates, states)
         rows = [self._inputs.rows(s) for s in listed]
         found = _Listed(self._program, listed, rows, [self._inputs.bindings(s) for s in listed], states)
         if states:

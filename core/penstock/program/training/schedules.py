@@ -55,7 +55,7 @@ def computed_rate(prefix: str, given: Variable) -> Variable | None:
 def _reads_rows(program: Program, name: str) -> bool:
     """Whether a value was computed of rows of inputs or of parameters, which replicas may have different values of.
 
-    An input of one number is none: each replica gets it whole.
+    An input of one number is none: if replicas are fed different ones, a run raises FeedError (exec/fed_rates.py).
     """
     makers = {made: op for op in program.operators for made in op.output_names()}
     found, waiting = {name}, [name]
