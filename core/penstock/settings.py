@@ -216,7 +216,10 @@ PS_LEASE_S = seconds(
     "PENSTOCK_PS_LEASE_S", 20.0, "a silent trainer is lost after this time; a trainer follows its server's if shorter"
 )
 PS_START_S = seconds("PENSTOCK_PS_START_S", 600.0, "how long processes wait for each other at the start")
-PS_SNAPSHOT_S = seconds("PENSTOCK_PS_SNAPSHOT_S", 60.0, "time between a server's snapshots")
+PS_SNAPSHOT_S = seconds(
+    "PENSTOCK_PS_SNAPSHOT_S", 60.0,
+    "time between a server's snapshots; earlier when its log has 2 GiB, and twice the last snapshot's size",
+)  # fmt: skip
 PS_TRANSPORT = Setting(
     "PENSTOCK_PS_TRANSPORT",
     choice("auto", "tcp", "grpc"),

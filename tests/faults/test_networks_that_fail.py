@@ -149,7 +149,7 @@ def test_lost_or_repeated_requests_and_answers_change_nothing(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_lost_or_repeated_requests_and_answers_of_channels_change_nothing(
+def test_lost_or_repeated_frames_of_channels_change_nothing(
     job: Callable[..., Job], briefly_undisturbed: Undisturbed, mode: str
 ) -> None:
     """What was lost there is repeated by messages, which are lost, too."""

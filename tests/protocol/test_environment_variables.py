@@ -231,6 +231,7 @@ _MAY_READ = {
     # launchers: they build the environment of a process that they start, or submit
     "core/penstock/cluster/kubernetes/access.py",
     "core/penstock/cluster/ray/actors.py",
+    "core/penstock/cluster/slurm.py",
     "core/penstock/command/cluster_kubernetes.py",
     "core/penstock/command/demo.py",
     "core/penstock/alias/path/paddle/__init__.py",

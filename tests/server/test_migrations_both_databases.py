@@ -71,7 +71,7 @@ async def test_attempts_that_go_on_keep_their_limit(database: Database) -> None:
     assert found == {"long": None, "short": timedelta(seconds=90.5)}
 
 
-async def test_jobs_that_wait_have_no_limit_of_the_attempt_before(database: Database) -> None:
+async def test_waiting_jobs_lose_the_limit_of_their_attempt(database: Database) -> None:
     await upgrade(database, "0015")
     job = (
         "INSERT INTO jobs (id, name, kind, state, reason, reason_detail, why, spec, epoch, attempt, restarts, "

@@ -146,7 +146,7 @@ async def test_idempotency_key_gives_the_same_job_and_refuses_another(server: Se
     assert len((await server.http.get("/api/v1/jobs")).json()["items"]) == 1
 
 
-async def test_repeated_submission_gives_its_job_when_its_snapshot_is_gone(server: Server) -> None:
+async def test_repeated_submission_outlives_its_snapshot(server: Server) -> None:
     snapshot = (await server.http.post("/api/v1/snapshots", content=TARBALL)).json()["sha256"]
     body = {"spec": {"name": "once", "entrypoint": ["x"], "snapshot": snapshot}}
     headers = {"Idempotency-Key": "k1"}

@@ -175,7 +175,7 @@ async def test_wait_for_the_next_attempt_counts_from_its_failure(served: tuple[S
 
 
 @pytest.mark.asyncio
-async def test_server_that_was_away_lets_waiting_jobs_wait_for_nodes(served: tuple[Server, FakeClock]) -> None:
+async def test_waiting_jobs_survive_an_outage_of_the_server(served: tuple[Server, FakeClock]) -> None:
     server, clock = served
     made = await server.submit(max_wait_s=600)
     clock.advance(900)
@@ -188,7 +188,7 @@ async def test_server_that_was_away_lets_waiting_jobs_wait_for_nodes(served: tup
     assert (await server.job(made["id"]))["reason"] == "no_capacity"
 
 
-def test_submission_is_taken_by_servers_without_budgets_where_it_asks_for_none() -> None:
+def test_submission_without_budgets_suits_older_servers() -> None:
     fields = {"name": "x", "entrypoint": ["x"]}
     assert "budgets" not in sent(JobSpec.model_validate(fields))["restart"]
     asked = {**fields, "restart": {"budgets": {"user": {"max_restarts": 2}}}}

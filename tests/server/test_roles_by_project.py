@@ -28,7 +28,7 @@ BY_PROJECT = {
     "submit_job", "plan_job", "list_jobs", "list_replicas", "get_graph", "list_projects", "list_nodes", "list_pilots",
     "upload_snapshot", "get_openapi", "create_token", "list_tokens", "revoke_token", "list_audit", "create_login_code",
     "stream", "get_node", "get_project", "get_token", "create_webhook", "list_webhooks", "remove_webhook",
-    "enable_webhook", "send_test", "list_deliveries",
+    "enable_webhook", "send_test", "list_deliveries", "list_node_loads",
 }  # fmt: skip
 """Every call without a job in its path that a restricted token may make. One that is added belongs into a test here."""
 NO_PROJECT = {"get_me", "close_session"}
@@ -123,6 +123,7 @@ async def test_lists_and_searches_show_own_projects_alone(server: Server) -> Non
         assert await items(client, "/api/v1/replicas", job_id=jobs["a"]["id"]) == []
         assert [one["name"] for one in await items(client, "/api/v1/projects")] == ["b", "c"]
         assert len(await items(client, "/api/v1/nodes")) == 1
+        assert await items(client, "/api/v1/node-loads") == await items(server.http, "/api/v1/node-loads")
         assert (await client.get("/metrics")).status_code == 403
 
 
