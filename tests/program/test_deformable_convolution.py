@@ -145,7 +145,7 @@ def slopes_of_the_kernel(image: np.ndarray, mask: np.ndarray, way: float) -> np.
 
 @pytest.mark.parametrize("side", [5, 7])
 @pytest.mark.parametrize("way", [0.0, -(2.0**-21)])
-def test_slopes_at_whole_places_and_just_before_them_are_those_of_the_kernel(side: int, way: float) -> None:
+def test_slopes_at_whole_places_are_those_of_the_kernel(side: int, way: float) -> None:
     """Of floats of 32 bits: the places are exact in them, and neither side's 2 / side is."""
     main, startup, scope = fluid.Program(), fluid.Program(), Scope()
     with fluid.program_guard(main, startup):
