@@ -14,8 +14,8 @@
 // the log       has a round before it is applied, and a push before it is acknowledged, as Python writes them
 // a failure     of an update leaves blocks half done: nothing more is prepared, and the server ends
 //
-// Thread-safe. Calls no Python by itself, nor waits for its lock; a plan may have an operator whose kernel is Python (the
-// control flow of a schedule), for which the engine takes the lock, while nothing here holds one.
+// Thread-safe. Calls no Python by itself, nor waits for its lock; a plan may have an operator whose kernel is Python
+// (the control flow of a schedule), for which the engine takes the lock, while nothing here holds one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
