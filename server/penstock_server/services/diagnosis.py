@@ -154,7 +154,7 @@ class Diagnoses:
         graphs = {graph: self._graphs[graph] for graph in hashes if graph in self._graphs}
         for graph in graphs:
             self._graphs.move_to_end(graph)
-        while len(self._graphs) > MAX_GRAPHS:
+        while len(self._graphs) > max(MAX_GRAPHS, len(graphs)):  # what is answered of this job is looked up there
             self._graphs.popitem(last=False)
         used = {r.stream: r.graph_hash for r in job.replicas if r.graph_hash is not None}
         streams = {r.stream: r.index for r in job.replicas if r.role == "trainer" and r.attempt == job.attempt}
