@@ -14,6 +14,7 @@ from penstock.compat.torch import TorchDispatchMode
 from penstock.graph import matmuls
 from penstock.native.matrix_cache import Unkept
 from penstock.native.matrix_kernels import Conditions, KernelTimes, Product
+from penstock.native.matrix_probe import available
 from penstock.program.program import Program
 from penstock.scope import Scope
 
@@ -116,11 +117,13 @@ def test_a_fetch_between_layers_changes_no_kernel(monkeypatch: pytest.MonkeyPatc
 
 
 def test_executor_follows_the_flag_that_forces_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = 0 if "onednn_matmul" in available() else 3 * 3  # torch's oneDNN has none for AVX2
     for wanted in ("torch", "onednn"):
         monkeypatch.setenv("PENSTOCK_MATRIX_KERNELS", wanted)
         with Kernels() as kernels:
             trained(compiled=False)
-        assert ("torch" in kernels.seen) is (wanted == "torch")
+        assert kernels.seen.count(wanted) >= 3 * 5
+        assert wanted == "torch" or kernels.seen.count("torch") == batches
 
 
 def test_products_of_other_sizes_are_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
