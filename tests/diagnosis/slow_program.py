@@ -1,6 +1,6 @@
-"""A training program with one cause built in that makes it slow. It trains until it is ended.
+"""A training program with at most one cause built in that makes it slow. It trains until it is ended.
 
-In a job with parameter servers it is a fleet program (sync); else it trains on one machine.
+In a job with parameter servers it is a fleet program; else it trains on one machine.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 import penstock as fluid
 import penstock.incubate.fleet.base.role_maker as role_maker
@@ -21,46 +23,103 @@ from penstock.incubate.fleet.parameter_server.distribute_transpiler.distributed_
 )
 
 
+LENGTH = 16
+"""Symbols of a row, of the transformer."""
+IDS = 8
+"""Ids that a row looks up in the sparse table."""
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=("mlp", "lenet", "transformer"), default="mlp")
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=0, help="num_threads; 0: none is set")
+    parser.add_argument("--mode", choices=("sync", "async"), default="sync", help="of the exchange with servers")
+    parser.add_argument("--odd-layer", type=int, default=-1, help="layer of a transformer that multiplies in float64")
     parser.add_argument("--words", type=int, default=0, help="rows of a sparse table")
+    parser.add_argument("--one-shard", action="store_true", help="look up ids of one server alone")
     parser.add_argument("--read-ms", type=float, default=0.0, help="that the reader needs for a batch")
+    parser.add_argument("--read-bytes", type=int, default=0, help="that the reader parses for a batch, in Python")
     parser.add_argument("--slow-reader-of", type=int, default=-1, help="the only trainer whose reader needs that")
     return parser.parse_args()
 
 
+class Layer(nn.Module):
+    """float32[rows, LENGTH, width] to the same; `odd`: its inner matmul is in float64, as after a forgotten cast."""
+
+    def __init__(self, width: int, *, odd: bool) -> None:
+        super().__init__()
+        self.mixed, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norm, self.odd = nn.LayerNorm(width), odd
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.mixed(self.norm(x)).chunk(3, dim=-1)
+        x = x + self.out(torch.softmax(q @ k.transpose(-1, -2), dim=-1) @ v)
+        if self.odd:
+            up = nn.functional.linear(x.double(), self.up.weight.double(), self.up.bias.double()).relu()
+            return x + nn.functional.linear(up, self.down.weight.double(), self.down.bias.double()).float()
+        return x + self.down(self.up(x).relu())
+
+
+class Encoder(nn.Module):
+    """Layers one after another, then the mean over the symbols."""
+
+    def __init__(self, width: int, count: int, odd: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(width, odd=at == odd) for at in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.mean(dim=1)
+
+
 def network(args: argparse.Namespace) -> Any:
-    x = fluid.layers.data(name="x", shape=[args.width], dtype="float32")
+    x = fluid.layers.data(name="x", shape=shape_of(args), dtype="float32")
     y = fluid.layers.data(name="y", shape=[1], dtype="float32")
     hidden = x
     if args.words:
-        word = fluid.layers.data(name="word", shape=[1], dtype="int64")
+        word = fluid.layers.data(name="word", shape=[IDS], dtype="int64")
         table = fluid.layers.embedding(input=word, size=[args.words, 64], is_sparse=True, param_attr="table")
-        hidden = fluid.layers.concat([x, table], axis=1)
-    for _ in range(args.layers):
+        hidden = fluid.layers.concat([x, fluid.layers.reshape(table, [-1, IDS * 64])], axis=1)
+    if args.model == "lenet":
+        for channels in (20, 50):
+            hidden = fluid.nets.simple_img_conv_pool(
+                hidden, filter_size=5, num_filters=channels, pool_size=2, pool_stride=2, act="relu"
+            )
+    if args.model == "transformer":
+        hidden = Encoder(args.width, args.layers, args.odd_layer)(hidden)
+    for _ in range(args.layers if args.model == "mlp" else 1):
         hidden = fluid.layers.fc(hidden, size=args.width, act="relu")
     return fluid.layers.mean(fluid.layers.square_error_cost(input=fluid.layers.fc(hidden, size=1), label=y))
 
 
+def shape_of(args: argparse.Namespace) -> list[int]:
+    return {"lenet": [1, 28, 28], "transformer": [LENGTH, args.width]}.get(args.model, [args.width])
+
+
 def batches(args: argparse.Namespace, trainer: int) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(trainer)
-    fed = {"x": rng.standard_normal((args.rows, args.width)).astype("float32"),
+    fed = {"x": rng.standard_normal((args.rows, *shape_of(args))).astype("float32"),
            "y": rng.standard_normal((args.rows, 1)).astype("float32")}  # fmt: skip
     if args.words:
-        fed["word"] = rng.integers(0, args.words, (args.rows, 1))
+        ids = rng.integers(0, args.words, (args.rows, IDS))
+        fed["word"] = ids // 2 * 2 if args.one_shard else ids
+    line = " ".join("1" for _ in range(args.read_bytes // 2))
     while True:
         if args.slow_reader_of in (-1, trainer):
             time.sleep(args.read_ms / 1e3)
+            sum(float(word) for word in line.split())
         yield fed
 
 
 def threads(args: argparse.Namespace) -> fluid.ExecutionStrategy:
     strategy = fluid.ExecutionStrategy()
-    strategy.num_threads = args.threads
+    if args.threads:
+        strategy.num_threads = args.threads
     return strategy
 
 
@@ -78,7 +137,8 @@ def run_here(args: argparse.Namespace) -> None:
 
 def run_with_servers(args: argparse.Namespace) -> None:
     loss = network(args)
-    strategy = DistributedStrategyFactory.create_sync_strategy()
+    make = DistributedStrategyFactory
+    strategy = make.create_sync_strategy() if args.mode == "sync" else make.create_async_strategy()
     fleet.init(role_maker.PaddleCloudRoleMaker())
     fleet.distributed_optimizer(fluid.optimizer.SGD(1e-4), strategy).minimize(loss)
     if fleet.is_server():

@@ -12,7 +12,7 @@ MS = 1_000_000
 STEPS = 100
 
 
-def ops(*, scale: float = 1.0, **more_ms: float) -> tuple[OpSum, ...]:
+def ops(*, scale: float = 1.0, split: float = 0.0, **more_ms: float) -> tuple[OpSum, ...]:
     """Operators of a step of 40 ms on two threads; `more_ms`: extra milliseconds of one, by name."""
     table = [
         ("feed_x", "input", "", 0.1), ("loss", "forward", "", 0.5),
@@ -21,14 +21,15 @@ def ops(*, scale: float = 1.0, **more_ms: float) -> tuple[OpSum, ...]:
         ("reduce_fc_0.w", "communication", "tower.fc_0", 0.4), ("adam_fc_0", "optimize", "tower.fc_0", 1.5),
     ]  # fmt: skip
     return tuple(
-        OpSum(i, name, role, module, STEPS, int(STEPS * MS * (ms * scale + more_ms.get(name, 0.0))))
+        OpSum(i, name, role, module, STEPS, int(STEPS * MS * (ms * scale + more_ms.get(name, 0.0))), split=split)
         for i, (name, role, module, ms) in enumerate(table)
     )
 
 
 def trainer(index: int = 0, step_ms: float = 40.0, between_ms: float = 0.6, **more: object) -> Trainer:
     fields: dict[str, object] = {
-        "num_threads": 2, "num_cores": 2, "idle": 0.06, "graph": "g", "ops": ops(), "last_step": 500, "silent_s": 0.1,
+        "workers": 2, "intra_op_threads": 1, "num_cores": 2, "idle": 0.06, "graph": "g",
+        "ops": ops(), "last_step": 500, "silent_s": 0.1,
     }  # fmt: skip
     return replace(
         Trainer(index, step_ms * MS, between_ms * MS),
@@ -125,18 +126,49 @@ def test_gradient_exchange_of_replicas_is_found() -> None:
 
 
 def test_threads_without_work_are_found() -> None:
-    assert first(trainer(step_ms=70, num_threads=4, num_cores=4, idle=0.62)).cause == "idle"
+    assert first(trainer(step_ms=70, workers=4, num_cores=4, idle=0.62)).cause == "idle"
 
 
 @pytest.mark.parametrize("num_cores", [2, 8, 32])
 def test_one_thread_on_a_machine_of_several_cores_is_found(num_cores: int) -> None:
-    found = first(trainer(num_threads=1, num_cores=num_cores, idle=0.02))
+    found = first(trainer(workers=1, num_cores=num_cores, idle=0.02, ops=ops(split=0.7)))
     assert found.cause == "one_thread" and f"{num_cores} cores" in found.sentence
+
+
+def test_one_thread_ranks_below_a_longer_wait_for_a_server() -> None:
+    one = trainer(step_ms=160, workers=1, num_cores=32, idle=0.02, ops=ops(split=0.7))
+    found = diagnose(Sums((one,), waits(65.0, 1.0)))
+    assert [(each.cause, round(each.share, 2)) for each in found[:2]] == [("server", 0.40), ("one_thread", 0.33)]
+
+
+def test_cores_that_operators_cannot_use_cost_nothing() -> None:
+    """Every operator waits for the one before, and none splits."""
+    chain = sum(op.total_ns / op.count for op in ops())
+    assert first(trainer(workers=1, num_cores=32, idle=0.02, ops=ops(), path_ns=chain)).cause == "healthy"
+
+
+def test_operators_that_wait_for_no_other_would_use_more_cores() -> None:
+    found = first(trainer(step_ms=80, workers=1, num_cores=4, idle=0.02, ops=ops(), path_ns=48 * MS))
+    assert (found.cause, found.place) == ("one_thread", "threads")
+    assert found.share == pytest.approx((78.0 - 48) / 80.6, abs=0.01)
+
+
+def test_trainers_of_several_machines_have_cores_of_their_own() -> None:
+    each = [trainer(i, node=f"node-{i}", workers=1, num_cores=2, idle=0.02, ops=ops(split=0.7)) for i in range(2)]
+    assert first(*each).sentence.startswith("one thread computes on a machine of 2 cores")
+    here = [replace(one, node="node-0") for one in each]
+    assert first(*here).cause == "healthy"
+
+
+@pytest.mark.parametrize("intra_op_threads", [2, 8])
+def test_threads_within_operators_use_the_cores(intra_op_threads: int) -> None:
+    one = trainer(workers=1, intra_op_threads=intra_op_threads, num_cores=intra_op_threads, idle=0.02)
+    assert first(replace(one, ops=ops(split=0.7))).cause == "healthy"
 
 
 def test_operators_too_short_for_their_batch_are_found() -> None:
     short = tuple(OpSum(i, f"add_{i}", "forward", "", STEPS, STEPS * 3_000) for i in range(900))
-    found = first(trainer(step_ms=4.0, between_ms=0.1, ops=short, idle=0.2))
+    found = first(trainer(step_ms=4.0, between_ms=0.1, ops=short, idle=0.2, workers=1))
     assert found.cause == "small_operators" and "900 operators" in found.sentence
 
 
@@ -167,7 +199,7 @@ def test_a_long_step_is_no_hang() -> None:
         Sums((trainer(0), trainer(1))),
         Sums((trainer(0), trainer(1, step_ms=41.5)), waits(0.8, 0.9, trainers=2)),
         Sums((trainer(),), waits(2.0)),
-        Sums((trainer(num_threads=1, num_cores=1, idle=0.0),)),
+        Sums((trainer(workers=1, num_cores=1, idle=0.0),)),
         Sums((trainer(idle=None, graph=None, ops=()),)),
         Sums((trainer(idle=0.2),)),
         Sums(tuple(trainer(i) for i in range(8)), waits(0.5, 0.5, 0.6, trainers=8)),

@@ -10,7 +10,7 @@ from tests.support.process_state import session_of
 
 import penstock as fluid
 from penstock.program.program import Program
-from penstock.protocol.graphdoc import GraphDocument
+from penstock.protocol.graphdoc import GraphDocument, Threads
 from penstock.telemetry import TraceSource, Watch
 from penstock.telemetry.sessions import Session
 
@@ -22,6 +22,7 @@ class Recorded(Watch):
 
     def __init__(self) -> None:
         self.graphs: list[tuple[int, GraphDocument]] = []
+        self.threads: list[Threads | None] = []
 
     def graph(self, document: GraphDocument, from_step: int = 0) -> None:
         self.graphs.append((from_step, document))
@@ -33,7 +34,8 @@ class OneWatch(Session):
     def __init__(self, watch: Recorded) -> None:
         self._watch = watch
 
-    def watch(self, source: TraceSource, *, name: str) -> Recorded:
+    def watch(self, source: TraceSource, *, name: str, threads: Threads | None = None) -> Recorded:
+        self._watch.threads.append(threads)
         return self._watch
 
 
@@ -82,3 +84,19 @@ def test_fetches_that_leave_the_graph_show_it_once(watch: Recorded) -> None:
     executor.run([result], {"x": np.ones((5, 4), "float32")})
     executor.close()
     assert [(step, shown.batch) for step, shown in watch.graphs] == [(0, [3, 3]), (4, [2, 3])]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "num_threads", "expected"),
+    [("1", 0, Threads(1, 8)), ("2", 0, Threads(2, 4)), ("1", 3, Threads(3, 2)), ("1", 40, Threads(8, 1))],
+)
+def test_threads_that_run_are_reported_not_those_of_the_pool(
+    watch: Recorded, monkeypatch: pytest.MonkeyPatch, replicas: str, num_threads: int, expected: Threads
+) -> None:
+    monkeypatch.setenv("CPU_NUM", replicas)
+    monkeypatch.setattr("penstock.exec.data_parallel.num_cores", lambda: 8)
+    main, _, _ = activations()
+    strategy = fluid.ExecutionStrategy()
+    strategy.num_threads = num_threads
+    fluid.ParallelExecutor(False, main_program=main, scope=fluid.Scope(), exec_strategy=strategy).close()
+    assert watch.threads == [expected]

@@ -12,8 +12,8 @@ from tests.server.harness import Server
 from tests.support.waiting import until_answer
 
 from penstock.protocol.frames import Column, Kind
-from penstock.protocol.graphdoc import graph_hash
-from penstock_server.services.diagnosis import GraphFacts, _Ops, _trainer
+from penstock.protocol.graphdoc import Threads, graph_hash
+from penstock_server.services.evidence import GraphFacts, OpFacts, Ran, trainer_of
 
 pytestmark = pytest.mark.asyncio
 MS = 1_000_000
@@ -98,9 +98,22 @@ async def test_operators_of_the_newest_steps_are_the_evidence(sqlite_server: Ser
     assert (healthy["op"], healthy["graph"]) == (1, graph_hash(document))
 
 
-async def test_threads_beyond_the_cores_are_not_idle() -> None:
-    """A pool of eight threads on two cores runs two operators at a time."""
-    facts = GraphFacts((), 8, True)
-    found = _trainer(0, [(1, 0, 15.0)], _Ops("g", busy=[1.98]), {"g": facts}, cores=2, running=False)
-    assert found.num_threads == 2
-    assert found.idle == pytest.approx(0.01)
+async def test_a_pool_that_runs_one_operator_at_once_is_not_idle() -> None:
+    """The default settings: four threads in the pool, one operator at once, which has all cores."""
+    found = trainer_of(
+        0, [(1, 0, 15.0)], Ran("g", Threads(1, 2), busy=[0.98]), {"g": GraphFacts((), np.empty((0, 2)), True)}, cores=2
+    )
+    assert (found.workers, found.intra_op_threads) == (1, 2)
+    assert found.idle == pytest.approx(0.02)
+
+
+async def test_threads_of_an_older_process_are_unknown() -> None:
+    found = trainer_of(0, [(1, 0, 15.0)], Ran("g", busy=[0.5]), {"g": GraphFacts((), np.empty((0, 2)), True)}, cores=2)
+    assert (found.intra_op_threads, found.idle) == (0, None)
+
+
+async def test_the_longest_chain_of_operators_is_measured() -> None:
+    ops = tuple(OpFacts(f"mm_{i}", "backward", "", 0.0) for i in range(4))
+    facts = GraphFacts(ops, np.array([[0, 1], [0, 2], [1, 3], [2, 3]]), True)
+    ran = Ran("g", Threads(1, 1), count=dict.fromkeys(range(4), 2), total_ns={0: 20, 1: 40, 2: 80, 3: 10})
+    assert trainer_of(0, [(1, 0, 15.0)], ran, {"g": facts}, cores=2).path_ns == 10 + 40 + 5

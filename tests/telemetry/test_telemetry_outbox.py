@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.protocol.frames import COLUMNS, Frame, Kind, decode
-from penstock.protocol.graphdoc import GraphHash
+from penstock.protocol.graphdoc import GraphHash, Threads
 from penstock.telemetry.collector import Draft
 from penstock.telemetry.outbox import KEEP_BYTES, REPLACED, Outbox, Parcel, message, pack
 
@@ -107,6 +107,20 @@ def test_a_peer_that_never_confirms_costs_a_bounded_memory() -> None:
         taken(box)
     box.connected(stream=3, epoch=1, keeps=True)
     assert [frame.body.get("step") for frame in taken(box)][1:] == list(range(31, 40))
+
+
+def test_the_use_of_a_graph_says_what_runs_it() -> None:
+    box = outbox()
+    box.announce(A, {}, Threads(1, 2))
+    [*_, used] = taken(box)
+    assert used.body == {"hash": A, "workers": 1, "intra_op_threads": 2}
+    assert Threads.of(used.body) == Threads(1, 2)
+
+
+@pytest.mark.parametrize("body", [{}, {"workers": 1}, {"workers": True, "intra_op_threads": 2},
+                                  {"workers": 0, "intra_op_threads": 2}, {"workers": 1, "intra_op_threads": "2"}])  # fmt: skip
+def test_numbers_of_threads_that_are_none_are_unknown(body: dict[str, object]) -> None:
+    assert Threads.of(body) is None
 
 
 def test_a_graph_precedes_its_first_frame_and_each_change_of_use() -> None:

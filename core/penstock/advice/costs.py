@@ -93,7 +93,7 @@ class Costs:
         return any(size % rows == 0 and size > 0 for size in value.shape)
 
 
-def _split_share(op: Op, rows: float) -> float:
+def split_share(op: Op, rows: float = 1.0) -> float:
     """Return the share of an operator that intra-op threads divide. `rows`: of the recorded ones, how many it has."""
     for beginning, share in _SPLIT_SHARE.items():
         if op.type.startswith(beginning):
@@ -103,14 +103,14 @@ def _split_share(op: Op, rows: float) -> float:
 
 
 def _on_several(op: Op, ns: float, threads: int, rows: float) -> float:
-    share = _split_share(op, rows)
+    share = split_share(op, rows)
     split = ns * (1 - share + share / threads) + FORK_NS
     return split if threads > 1 and share and split < ns else ns
 
 
 def _on_one(op: Op, ns: float, threads: int, rows: float) -> float:
     """Undo `_on_several`."""
-    share = _split_share(op, rows)
+    share = split_share(op, rows)
     whole = (ns - FORK_NS) / (1 - share + share / threads)
     return max(ns, whole) if threads > 1 and share else ns
 

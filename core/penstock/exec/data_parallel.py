@@ -44,6 +44,7 @@ from penstock.program.ir import Guard
 from penstock.program.kernels import check_writes, operator_error
 from penstock.program.program import Program
 from penstock.program.sequences import row_symbols
+from penstock.protocol.graphdoc import Threads
 from penstock.settings import LOCAL_TABLES
 
 _MAX_PLANS = 32
@@ -90,7 +91,8 @@ class DataParallel:
         shared = self._across is not None and self._across.kind == "ring" and capability("memfd").present
         self.temporaries = Temporaries(program, self.choice, retention, shared=shared)
         self._times = DeviceTrace(self.engine) if on_gpus(memory.devices) else None
-        self._watch = telemetry.session().watch(self._times or self.engine, name=name)
+        threads = None if on_gpus(memory.devices) else Threads(self.engine.num_workers, self.intra_op_threads)
+        self._watch = telemetry.session().watch(self._times or self.engine, name=name, threads=threads)
         self._shown = ShownGraphs(self._watch, name=name, num_threads=self.num_threads)
         self.last_step = -1
         self._revision = -1

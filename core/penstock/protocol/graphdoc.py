@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from typing import Literal, NewType
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NewType
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -78,6 +80,31 @@ class GraphDocument(_Doc):
     ops: list[Op]
     edges: list[tuple[int, int]] = Field(description="from, to: indices into ops; dependencies of any kind")
     syncs: list[Sync]
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """How a process runs its graphs: `workers` operators at once, each on up to `intra_op` threads.
+
+    Part of GRAPH_USED and not of the document, so that a graph has one hash on machines of different sizes.
+    """
+
+    workers: int
+    intra_op: int
+
+    def body(self) -> dict[str, int]:
+        """Return the fields of a GRAPH_USED frame."""
+        return {"workers": self.workers, "intra_op_threads": self.intra_op}
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Threads | None:
+        """Read them from a frame's body; None if they are not there (an older process), or no numbers of threads."""
+        found = [body.get("workers"), body.get("intra_op_threads")]
+        counts = [value for value in found if type(value) is int and 0 < value < MOST_THREADS]
+        return cls(*counts) if len(counts) == len(found) else None
+
+
+MOST_THREADS = 1 << 16
 
 
 def canonical(document: GraphDocument) -> bytes:

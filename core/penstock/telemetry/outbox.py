@@ -24,7 +24,7 @@ from typing import Any
 
 from penstock.protocol.bounded import BoundedQueue, DropRule
 from penstock.protocol.frames import Frame, Kind, encode
-from penstock.protocol.graphdoc import GraphHash
+from penstock.protocol.graphdoc import GraphHash, Threads
 from penstock.telemetry.collector import Draft
 from penstock.telemetry.outcome import Outcome
 
@@ -91,6 +91,7 @@ class Outbox:
         self._hello: dict[str, Any] | None = None
         self._graphs: OrderedDict[GraphHash, Parcel] = OrderedDict()
         self._too_large: set[GraphHash] = set()
+        self._threads: dict[GraphHash, Threads] = {}  # of those in `_graphs`
         self._announced: deque[GraphHash] = deque()
         self._stream, self._epoch, self._seq = 0, 0, 0
         self._keeps = False
@@ -135,8 +136,8 @@ class Outbox:
         if self._current is not None:
             self._announced.appendleft(self._current)
 
-    def announce(self, graph: GraphHash, document: dict[str, Any]) -> None:
-        """Take a graph document; it is sent once on each connection.
+    def announce(self, graph: GraphHash, document: dict[str, Any], threads: Threads | None = None) -> None:
+        """Take a graph document; it is sent once on each connection. `threads`: what runs it, None if that is unknown.
 
         Raises ValueError if it is too large; then frames that index it are dropped and counted, since no reader could
         read them.
@@ -146,8 +147,10 @@ class Outbox:
         except ValueError:
             self._too_large.add(graph)
             raise
+        if threads is not None:
+            self._threads[graph] = threads
         while len(self._graphs) > MAX_GRAPHS:
-            self._graphs.popitem(last=False)
+            self._threads.pop(self._graphs.popitem(last=False)[0], None)
         self._announced.append(graph)
 
     def knows(self, graph: GraphHash) -> bool:
@@ -263,7 +266,8 @@ class Outbox:
 
     def _say_used(self, graph: GraphHash) -> Parcel:
         self._used = self._current = graph
-        return message(Kind.GRAPH_USED, {"hash": graph})
+        threads = self._threads.get(graph)
+        return message(Kind.GRAPH_USED, {"hash": graph, **(threads.body() if threads is not None else {})})
 
     def held(self) -> Iterator[Parcel]:
         """Yield what is in the queues."""

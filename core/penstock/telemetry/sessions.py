@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +28,7 @@ from penstock.process.private import read_private
 from penstock.protocol import recording
 from penstock.protocol.contract import Attached, Managed
 from penstock.protocol.frames import Array, Column, Kind
-from penstock.protocol.graphdoc import GraphDocument, GraphHash
+from penstock.protocol.graphdoc import GraphDocument, GraphHash, Threads
 from penstock.telemetry.collector import Collected, Collector, Draft
 from penstock.telemetry.events import TraceSource
 from penstock.telemetry.exchange import ExchangeSource, ExchangeWatch, TableSource
@@ -59,8 +60,8 @@ class Session(Protocol):
         """
         return
 
-    def watch(self, source: TraceSource, *, name: str) -> Watch:
-        """Start to drain a source, one for each executor."""
+    def watch(self, source: TraceSource, *, name: str, threads: Threads | None = None) -> Watch:
+        """Start to drain a source, one for each executor. `threads`: that run its graphs; None if that is unknown."""
         return NullWatch()
 
     def exchange(
@@ -147,12 +148,13 @@ class Watched(Session):
             self._sender.edit(lambda outbox: outbox.introduce(hello), redial=self._redials and self._started)
             self._start()
 
-    def watch(self, source: TraceSource, *, name: str) -> Watch:
+    def watch(self, source: TraceSource, *, name: str, threads: Threads | None = None) -> Watch:
         with self._lock:
             if self._closed:
                 return NullWatch()
             self._start()
-            watch = LiveWatch(source, Collector(self.sampler), name=name, on_close=self._close_watch)
+            collector = Collector(self.sampler)
+            watch = LiveWatch(source, collector, name=name, on_close=self._close_watch, threads=threads)
             self._watches.append(watch)
             return watch
 
@@ -268,7 +270,7 @@ class Watched(Session):
 
     def _collect(self, watch: LiveWatch) -> Collected:
         try:
-            got = watch.collect(time.time_ns(), self._announce)
+            got = watch.collect(time.time_ns(), partial(self._announce, threads=watch.threads))
             self._trains = self._trains or watch.collector.trains
             return got
         except Exception:  # noqa: BLE001 - a boundary: one source that fails must not end training, nor other watches
@@ -330,10 +332,10 @@ class Watched(Session):
             return []
         return [pack(Draft(Kind.METRICS, rows, int(rows[Column.TIME_NS][-1]), int(rows[Column.STEP][-1])))]
 
-    def _announce(self, graph: GraphHash, document: GraphDocument) -> None:
+    def _announce(self, graph: GraphHash, document: GraphDocument, *, threads: Threads | None) -> None:
         def announce(outbox: Outbox) -> None:
             if not outbox.knows(graph):
-                outbox.announce(graph, document.model_dump(mode="json"))
+                outbox.announce(graph, document.model_dump(mode="json"), threads)
 
         try:
             self._sender.edit(announce)

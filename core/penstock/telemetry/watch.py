@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.protocol.graphdoc import GraphDocument, GraphHash, graph_hash
+from penstock.protocol.graphdoc import GraphDocument, GraphHash, Threads, graph_hash
 from penstock.telemetry.collector import MARK, Collected, Collector, GraphPlan
 from penstock.telemetry.events import Events, TraceSource
 from penstock.telemetry.metrics import Thinner
@@ -52,9 +52,10 @@ class LiveWatch(Watch):
     is_watched = True
 
     def __init__(
-        self, source: TraceSource, collector: Collector, *, name: str, on_close: Callable[[LiveWatch], None]
-    ) -> None:
-        self.name = name
+        self, source: TraceSource, collector: Collector, *, name: str, on_close: Callable[[LiveWatch], None],
+        threads: Threads | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.threads = name, threads
         self.last_step = 0
         self.collector = collector
         self.thinner = Thinner()

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import statistics
 import time
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
-from penstock.diagnosis import Finding, OpSum, Sums, Trainer, Wait, diagnose
-from penstock.errors import PeerError
-from penstock.protocol.frames import FLAG_WHOLE_STEP, Column, Frame, Kind, decode
-from penstock.protocol.states import TERMINAL_JOB
+from penstock.diagnosis import Finding, Sums, Wait, diagnose
+from penstock.protocol.frames import Kind
+from penstock.protocol.states import LIVE_REPLICA, TERMINAL_JOB
 from penstock_server.db import Database
 from penstock_server.schemas import api
 from penstock_server.schemas.operators import OperatorTime, OperatorTimes
+from penstock_server.services.evidence import GraphFacts, Point, Ran, decoded, facts_of, summed, trainer_of, waits_of
 from penstock_server.services.exchange import Exchanges
 from penstock_server.services.jobs import Jobs
 from penstock_server.services.storage import JobStorage
 from penstock_server.streams.recorder import Recorder
-from penstock_server.tables import MetricRow, NodeRow
+from penstock_server.tables import MetricRow, NodeRow, ReplicaRow
 
 MAX_POINTS = 200
 WINDOW_NS = 30 * 10**9
@@ -35,25 +31,6 @@ EXCHANGE_WINDOW_S = 15.0
 MAX_JOBS = 64
 MAX_GRAPHS = 32
 _STEPS = re.compile(r"^step_ms(?:\.trainer(\d{1,6}))?$")
-
-
-@dataclass(frozen=True, slots=True)
-class GraphFacts:
-    """What a diagnosis needs of a graph document. `ops`: (name, role, module) by index."""
-
-    ops: tuple[tuple[str, str, str], ...]
-    num_threads: int
-    trains: bool
-
-
-@dataclass(slots=True)
-class _Ops:
-    """Sums of one stream since its graph came into use."""
-
-    graph: str
-    count: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    total_ns: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    busy: list[float] = field(default_factory=list)  # threads that computed, in the mean over a sampled step
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +60,17 @@ class Diagnoses:
         """Return the findings about a job. Raises NotFound."""
         job = await self._jobs.get(job_id)
         series = await self.step_times(job_id)
-        ops = await self._operators(job)
-        cores = await self.cores(job)
+        ran = await self._operators(job)
+        nodes = {r.index: r.node_id or "" for r in job.replicas if r.role == "trainer"}
+        cores = await self._cores_for(job, set(nodes.values()))
+        running = job.state == "RUNNING"
         trainers = [
-            _trainer(
-                index, points, ops.get(index), self._graphs, cores=cores.get(index, 0), running=job.state == "RUNNING"
+            trainer_of(
+                index, points, ran.get(index), self._graphs, node=nodes.get(index, ""),
+                cores=cores.get(nodes.get(index, ""), 0), silent_s=_silent_s(points) if running else 0.0,
             )
             for index, points in sorted(series.items())
-        ]
+        ]  # fmt: skip
         sums = Sums(tuple(trainers), await self._waits(job), running=job.state == "RUNNING")
         findings = diagnose(sums)
         return api.Diagnosis(
@@ -109,10 +89,13 @@ class Diagnoses:
         index = min(found)
         ops = found[index]
         operators = [
-            OperatorTime(op=op, name=name, role=role, module=module, count=ops.count[op], total_ns=ops.total_ns[op])
-            for op, (name, role, module) in enumerate(self._graphs[ops.graph].ops)
+            OperatorTime(
+                op=op, name=facts.name, role=facts.role, module=facts.module, count=ops.count[op],
+                total_ns=ops.total_ns[op],
+            )
+            for op, facts in enumerate(self._graphs[ops.graph].ops)
             if ops.count.get(op)
-        ]
+        ]  # fmt: skip
         return OperatorTimes(job_id=job.id, attempt=job.attempt, trainer=index, graph=ops.graph, operators=operators)
 
     async def cores(self, job: api.Job) -> dict[int, int]:
@@ -122,11 +105,24 @@ class Diagnoses:
         nodes = {row.id: row.cpus for row in rows}
         return {r.index: nodes.get(r.node_id or "", 0) for r in job.replicas if r.role == "trainer"}
 
-    async def step_times(self, job_id: str) -> dict[int, list[tuple[int, int, float]]]:
+    async def _cores_for(self, job: api.Job, nodes: set[str]) -> dict[str, int]:
+        """Return the cores of nodes that others than this job's trainers have not reserved."""
+        others = (ReplicaRow.job_id != job.id) | (ReplicaRow.role != "trainer")
+        reserved = (
+            select(ReplicaRow.node_id, func.sum(ReplicaRow.cpus))
+            .where(ReplicaRow.state.in_(LIVE_REPLICA), ReplicaRow.node_id.in_(nodes), others)
+            .group_by(ReplicaRow.node_id)
+        )
+        async with self._db.read() as session:
+            taken = {node: int(cpus) for node, cpus in await session.execute(reserved)}
+            rows = (await session.execute(select(NodeRow.id, NodeRow.cpus).where(NodeRow.id.in_(nodes)))).all()
+        return {row.id: max(0, row.cpus - taken.get(row.id, 0)) for row in rows}
+
+    async def step_times(self, job_id: str) -> dict[int, list[Point]]:
         """Return (step, time_ns, step_ms) of each trainer, newest points, ascending."""
         async with self._db.read() as session:
             names = select(MetricRow.series).where(MetricRow.job_id == job_id, MetricRow.series.like("step_ms%"))
-            found: dict[int, list[tuple[int, int, float]]] = {}
+            found: dict[int, list[Point]] = {}
             for name in (await session.execute(names.distinct())).scalars():
                 named = _STEPS.match(name)
                 if named is None:
@@ -142,15 +138,15 @@ class Diagnoses:
                 found[int(named[1] or 0)] = recent[::-1]
         return found
 
-    async def _operators(self, job: api.Job) -> dict[int, _Ops]:
+    async def _operators(self, job: api.Job) -> dict[int, Ran]:
         kinds = {Kind.OP_SUMS, Kind.OP_EVENTS, Kind.GRAPH_USED}
         raw = await self._recorder.last(job.id, kinds, FRAMES_BYTES)
-        frames = await asyncio.to_thread(_decoded, raw)
+        frames = await asyncio.to_thread(decoded, raw)
         hashes = {str(frame.body.get("hash")) for frame in frames if frame.kind is Kind.GRAPH_USED}
         hashes |= {r.graph_hash for r in job.replicas if r.graph_hash is not None}
         for graph in hashes - self._graphs.keys():
             text = await self._storage.graph(graph)
-            self._graphs[graph] = await asyncio.to_thread(_facts, text)
+            self._graphs[graph] = await asyncio.to_thread(facts_of, text)
         graphs = {graph: self._graphs[graph] for graph in hashes if graph in self._graphs}
         for graph in graphs:
             self._graphs.move_to_end(graph)
@@ -158,7 +154,7 @@ class Diagnoses:
             self._graphs.popitem(last=False)
         used = {r.stream: r.graph_hash for r in job.replicas if r.graph_hash is not None}
         streams = {r.stream: r.index for r in job.replicas if r.role == "trainer" and r.attempt == job.attempt}
-        by_stream = _summed(frames, used, graphs)
+        by_stream = summed(frames, used, graphs)
         return {index: by_stream[stream] for stream, index in streams.items() if stream in by_stream}
 
     async def _waits(self, job: api.Job) -> tuple[Wait, ...]:
@@ -178,114 +174,8 @@ class Diagnoses:
         return waits_of(now.wait_ns, now.steps, before.wait_ns, before.steps)
 
 
-def waits_of(
-    wait_ns: Mapping[tuple[int, int, str], int], steps: Mapping[int, int],
-    earlier_ns: Mapping[tuple[int, int, str], int], earlier_steps: Mapping[int, int],
-) -> tuple[Wait, ...]:  # fmt: skip
-    """Return the waits of each step between two states; since the beginning if no step lies between them."""
-    if any(steps[trainer] <= earlier_steps.get(trainer, 0) for trainer in steps):
-        earlier_ns, earlier_steps = {}, {}
-    found = []
-    for (trainer, pserver, block), ns in wait_ns.items():
-        num_steps = steps.get(trainer, 0) - earlier_steps.get(trainer, 0)
-        more = ns - earlier_ns.get((trainer, pserver, block), 0)
-        if num_steps > 0 and more > 0:
-            found.append(Wait(trainer, pserver, block, more / num_steps))
-    return tuple(found)
-
-
-def _decoded(raw: Sequence[bytes]) -> list[Frame]:
-    frames = []
-    for data in raw:
-        try:
-            frames.append(decode(data))  # it was recorded undecoded
-        except PeerError:
-            continue
-    return frames
-
-
-def _facts(text: str) -> GraphFacts:
-    document: Any = json.loads(text)
-    ops = tuple((op["name"], role_of(op), op["module"]) for op in document["ops"])
-    trains = any(role in ("backward", "optimize") for _, role, _ in ops)
-    return GraphFacts(ops, document["num_threads"], trains)
-
-
-def role_of(op: Mapping[str, Any]) -> str:
-    """The role of an operator as the dashboard colours it: its kind decides before its role."""
-    if op["kind"] in ("all_reduce", "reduce", "broadcast", "gather", "rpc"):
-        return "communication"
-    if op["kind"] in ("feed", "fetch"):
-        return "input"
-    if op["kind"] == "scale_loss_grad":
-        return "backward"
-    return str({"lr_sched": "optimize", "loss": "forward"}.get(op["role"], op["role"]))
-
-
-def _summed(frames: Sequence[Frame], used: Mapping[int, str], graphs: Mapping[str, GraphFacts]) -> dict[int, _Ops]:
-    """Add up what training graphs did, by stream; the GRAPH_USED before a stream's frames says which they index."""
-    current: dict[int, str] = {}
-    found: dict[int, _Ops] = {}
-    for frame in frames:
-        if frame.kind is Kind.GRAPH_USED:
-            current[frame.stream] = str(frame.body.get("hash"))
-            continue
-        graph = current.get(frame.stream) or used.get(frame.stream, "")
-        facts = graphs.get(graph)
-        if facts is None or not facts.trains:
-            continue
-        ops = found.get(frame.stream)
-        if ops is None or ops.graph != graph:
-            ops = found[frame.stream] = _Ops(graph)
-        _add(ops, frame)
-    return found
-
-
-def _add(ops: _Ops, frame: Frame) -> None:
-    index = frame.columns[Column.OP]
-    if frame.kind is Kind.OP_SUMS:
-        counts, totals = frame.columns[Column.COUNT], frame.columns[Column.TOTAL_NS]
-        for op, count, total in zip(index.tolist(), counts.tolist(), totals.tolist(), strict=True):
-            ops.count[op] += count
-            ops.total_ns[op] += total
-    elif frame.flags & FLAG_WHOLE_STEP and len(index):
-        start, duration = frame.columns[Column.START_NS].astype("i8"), frame.columns[Column.DURATION_NS].astype("i8")
-        span = int((start + duration).max() - start.min())
-        if span > 0:
-            ops.busy.append(int(duration.sum()) / span)
-
-
-def _trainer(
-    index: int, points: Sequence[tuple[int, int, float]], ops: _Ops | None, graphs: Mapping[str, GraphFacts],
-    *, cores: int, running: bool,
-) -> Trainer:  # fmt: skip
-    if not points:
-        return Trainer(index, 0.0)
-    step_ns = statistics.median(value for _, _, value in points) * 1e6
-    facts = None if ops is None else graphs.get(ops.graph)
-    sums: tuple[OpSum, ...] = ()
-    if ops is not None and facts is not None:
-        sums = tuple(
-            OpSum(op, *facts.ops[op], ops.count[op], ops.total_ns[op]) for op in ops.count if op < len(facts.ops)
-        )
-    threads = 1 if facts is None else facts.num_threads
-    threads = min(threads, cores) if cores > 0 else threads  # as many operators run at once as there are cores
-    return Trainer(
-        index, step_ns, between_ns=between_of(points),
-        silent_s=max(0.0, time.time() - points[-1][1] / 1e9) if running else 0.0,
-        last_step=points[-1][0], num_threads=threads, num_cores=cores,
-        idle=max(0.0, 1 - statistics.median(ops.busy) / threads) if ops is not None and ops.busy else None,
-        graph=None if ops is None else ops.graph, ops=sums,
-    )  # fmt: skip
-
-
-def between_of(points: Sequence[tuple[int, int, float]]) -> float:
-    """Nanoseconds between two steps, the median over (step, time_ns, step_ms): a test pass in between counts once."""
-    found = []
-    for (step, at, _), (next_step, next_at, step_ms) in pairwise(points):
-        if next_step > step:
-            found.append(max(0.0, (next_at - at) / (next_step - step) - step_ms * 1e6))
-    return statistics.median(found) if found else 0.0
+def _silent_s(points: Sequence[Point]) -> float:
+    return max(0.0, time.time() - points[-1][1] / 1e9) if points else 0.0
 
 
 def _answer(finding: Finding) -> api.Finding:

@@ -1,5 +1,5 @@
 /**
- * Why the job's steps take as long as they do, as the server says it (core/penstock/diagnosis.py).
+ * Why the job's steps take as long as they do, as the server says it (core/penstock/diagnosis/).
  *
  * Asked for anew when steps have arrived, at most every `ASK_MS`; and, where they should and do not, every `SILENT_MS`.
  */

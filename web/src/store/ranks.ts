@@ -8,7 +8,7 @@ import type { Series } from "./series";
 
 export const MOST_BINS = 60;
 const MOST_ROWS = 2000;
-/** Above this share of a turn a trainer counts as late; as in core/penstock/diagnosis.py. */
+/** Above this share of a turn a trainer counts as late; as in core/penstock/diagnosis/. */
 export const NOTICED = 0.12;
 
 /** Wait for all servers, summed up since the process began, at a step. */

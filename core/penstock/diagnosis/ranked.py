@@ -1,0 +1,61 @@
+"""The findings about a job, what explains the most first.
+
+A *turn* is a step and the time until the next one begins; every share is of the turn, or of operator time where the
+sentence says so. Each rule looks for one cause and names the place:
+
+1. no step has finished for long: which trainer has not arrived, or which server all wait for
+2. waits for parameter servers: one straggler among them, one table, one trainer's way to one, or all
+3. one trainer is later than the others, and in which operator, or because it waits for data
+4. time between steps and in input operators: the reader
+5. gradient exchange between replicas or ranks
+6. threads without work; cores of a machine on which none of the job's threads computes
+7. operators so short that the batch is too small for them
+
+Below `NOTICED` of a turn nothing counts as slow: the first finding then says what the step does, and the others follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from penstock.diagnosis.case import NOTICED, Case, case_of, percent, where
+from penstock.diagnosis.compute import exchange, small, threads
+from penstock.diagnosis.servers import servers, ways
+from penstock.diagnosis.stalled import stalled
+from penstock.diagnosis.sums import Finding, OpSum, Sums, Trainer
+from penstock.diagnosis.trainers import input_of, straggler
+
+_RULES: tuple[Callable[[Case, Sequence[Trainer]], Iterable[Finding]], ...] = (
+    servers, ways, straggler, input_of, exchange, threads, small,
+)  # fmt: skip
+
+
+def diagnose(sums: Sums) -> list[Finding]:
+    """Return what makes the job as slow as it is, the largest part first. Empty before any step was reported."""
+    stepping = [one for one in sums.trainers if one.turn_ns > 0]
+    if not stepping:
+        return []
+    case = case_of(sums, stepping)
+    silent = stalled(case, stepping)
+    found = [finding for rule in _RULES for finding in rule(case, stepping)]
+    found.sort(key=lambda finding: -finding.share)
+    if silent:
+        return [*silent, *found]
+    if any(finding.share >= NOTICED for finding in found):
+        return found
+    return [_healthy(case, stepping), *found]
+
+
+def _healthy(case: Case, stepping: Sequence[Trainer]) -> Finding:
+    one = max(stepping, key=lambda one: one.turn_ns)
+    lost = one.between_ns + case.waiting_ns(one) + one.role_ns("input")
+    share = max(0.0, 1 - lost / one.turn_ns)
+    ops = [op for op in one.ops if op.role not in ("communication", "input")]
+    total = sum(op.total_ns for op in one.ops)
+    sentence = f"nothing is slow: {percent(share)} of the step computes"
+    op: OpSum | None = None
+    if ops and total:
+        op = max(ops, key=lambda op: op.total_ns)
+        sentence += f", `{op.name}`{where(op)} {percent(op.total_ns / total)} of operator time"
+    return Finding(cause="healthy", sentence=sentence, share=share, ms=one.turn_ns / 1e6, place="", tab="graph",
+                   op=None if op is None else op.index, graph=one.graph)  # fmt: skip

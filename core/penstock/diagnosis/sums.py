@@ -1,0 +1,93 @@
+"""What a diagnosis is made from, and what it consists of: plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class OpSum:
+    """What one operator did. `index`: in the graph document; `role`: forward, backward, …, communication or input.
+
+    `split`: share of its time that intra-op threads divide.
+    """
+
+    index: int
+    name: str
+    role: str
+    module: str
+    count: int
+    total_ns: int
+    split: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """One trainer of late. `step_ns`, `between_ns`: medians; `idle`: share of its workers' time, None if no step was
+    sampled.
+
+    `silent_s`: since its last step ended; `last_step`: its number. `workers`: operators that run at once, each on up to
+    `intra_op_threads` (0 if unknown). `node`: its machine, '' if unknown; `num_cores`: of that, those that the job may
+    use, 0 if unknown. `path_ns`: of a step's longest chain of operators that wait for one another, 0 if unknown.
+    """
+
+    index: int
+    step_ns: float
+    between_ns: float = 0.0
+    silent_s: float = 0.0
+    last_step: int = 0
+    workers: int = 1
+    intra_op_threads: int = 0
+    node: str = ""
+    num_cores: int = 0
+    idle: float | None = None
+    graph: str | None = None
+    ops: tuple[OpSum, ...] = ()
+    path_ns: float = 0.0
+
+    @property
+    def turn_ns(self) -> float:
+        """From the beginning of a step to that of the next."""
+        return self.step_ns + self.between_ns
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that `ops` are of, at least 1."""
+        return max((op.count for op in self.ops), default=1) or 1
+
+    def role_ns(self, role: str) -> float:
+        """Nanoseconds of a step in operators of a role, on the workers that run them in turn."""
+        return sum(op.total_ns for op in self.ops if op.role == role) / (self.num_steps * self.workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nanoseconds of each step in which a trainer waited for a pserver, of one block. Block '': of none."""
+
+    trainer: int
+    pserver: int
+    block: str
+    wait_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """All that is known. `running`: steps are expected."""
+
+    trainers: tuple[Trainer, ...]
+    waits: tuple[Wait, ...] = ()
+    running: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One cause. `share`: of a turn; `tab` and `op`: where the dashboard shows the evidence."""
+
+    cause: str
+    sentence: str
+    share: float
+    ms: float
+    place: str
+    tab: str
+    op: int | None = None
+    graph: str | None = None
