@@ -22,7 +22,6 @@ from penstock.incubate.fleet.parameter_server.distribute_transpiler.distributed_
     DistributedStrategyFactory,
 )
 
-
 LENGTH = 16
 """Symbols of a row, of the transformer."""
 IDS = 8

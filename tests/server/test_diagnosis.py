@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.server.graph_sample import sample_graph
-from tests.server.harness import Server
+from tests.server.harness import FakeClock, Server, running, settings_for
 from tests.support.waiting import until_answer
 
 from penstock.protocol.frames import Column, Kind
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.asyncio
 MS = 1_000_000
 
 
-async def steps(trainer: Any, *, step_ms: float, every_ms: float, count: int = 40) -> None:
-    """Report `count` steps that end every `every_ms`, the last one now."""
-    at = time.time_ns() - (np.arange(count)[::-1] * every_ms * MS).astype(np.int64)
+async def steps(trainer: Any, *, step_ms: float, every_ms: float, count: int = 40, behind_s: int = 0) -> None:
+    """Report `count` steps that end every `every_ms`, the last one now by a clock that is `behind_s`."""
+    at = time.time_ns() - behind_s * 10**9 - (np.arange(count)[::-1] * every_ms * MS).astype(np.int64)
     columns = {
         Column.STEP: np.arange(1, count + 1), Column.TIME_NS: at, Column.LOSS: np.full(count, 0.5),
         Column.SAMPLES: np.full(count, 100), Column.STEP_NS: np.full(count, int(step_ms * MS)),
@@ -46,6 +47,26 @@ async def test_a_starved_reader_is_named_by_the_server(server: Server) -> None:
         await steps(trainer, step_ms=60, every_ms=100)
         found = await until_answer(lambda: why(server, job_id), bool)
     assert found[0]["sentence"] == "input: 40 % of the step waits for data: 40.0 ms between steps"
+
+
+@pytest.mark.parametrize("behind_s", [3600, -3600])
+async def test_a_clock_that_differs_is_no_silence(sqlite_server: Server, behind_s: int) -> None:
+    async with sqlite_server.attached() as trainer:
+        job_id = trainer.registered["job_id"]
+        await steps(trainer, step_ms=60, every_ms=60.5, behind_s=behind_s)
+        found = await until_answer(lambda: why(sqlite_server, job_id), bool)
+    assert found[0]["cause"] == "healthy"
+
+
+async def test_silence_is_measured_by_when_reports_arrive(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running(settings_for(tmp_path), clock) as server, server.attached() as trainer:
+        job_id = trainer.registered["job_id"]
+        await steps(trainer, step_ms=60, every_ms=60.5, behind_s=3600)
+        assert (await until_answer(lambda: why(server, job_id), bool))[0]["cause"] == "healthy"
+        clock.advance(11)
+        found = await why(server, job_id)
+    assert found[0]["sentence"] == "no trainer has finished a step for 11 s, since step 40; a step takes 60.5 ms"
 
 
 async def test_a_slow_server_is_named_by_what_trainers_counted(sqlite_server: Server) -> None:

@@ -118,7 +118,8 @@ def test_the_use_of_a_graph_says_what_runs_it() -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"workers": 1}, {"workers": True, "intra_op_threads": 2},
-                                  {"workers": 0, "intra_op_threads": 2}, {"workers": 1, "intra_op_threads": "2"}])  # fmt: skip
+                                  {"workers": 0, "intra_op_threads": 2},
+                                  {"workers": 1, "intra_op_threads": "2"}])  # fmt: skip
 def test_numbers_of_threads_that_are_none_are_unknown(body: dict[str, object]) -> None:
     assert Threads.of(body) is None
 

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import func, select
@@ -49,9 +49,10 @@ class Diagnoses:
     """
 
     def __init__(
-        self, database: Database, jobs: Jobs, storage: JobStorage, exchanges: Exchanges, recorder: Recorder
-    ) -> None:
-        self._db, self._jobs, self._storage = database, jobs, storage
+        self, database: Database, jobs: Jobs, storage: JobStorage, exchanges: Exchanges, recorder: Recorder,
+        *, silent_s: Callable[[int], float],
+    ) -> None:  # fmt: skip
+        self._db, self._jobs, self._storage, self._silent_s = database, jobs, storage, silent_s
         self._exchanges, self._recorder = exchanges, recorder
         self._before: OrderedDict[str, deque[_Exchanged]] = OrderedDict()
         self._graphs: OrderedDict[str, GraphFacts] = OrderedDict()
@@ -61,15 +62,17 @@ class Diagnoses:
         job = await self._jobs.get(job_id)
         series = await self.step_times(job_id)
         ran = await self._operators(job)
-        nodes = {r.index: r.node_id or "" for r in job.replicas if r.role == "trainer"}
-        cores = await self._cores_for(job, set(nodes.values()))
+        replicas = {r.index: r for r in job.replicas if r.role == "trainer"}
+        cores = await self._cores_for(job, {r.node_id for r in replicas.values() if r.node_id})
         running = job.state == "RUNNING"
         trainers = [
             trainer_of(
-                index, points, ran.get(index), self._graphs, node=nodes.get(index, ""),
-                cores=cores.get(nodes.get(index, ""), 0), silent_s=_silent_s(points) if running else 0.0,
+                index, points, ran.get(index), self._graphs, node=replicas[index].node_id or "",
+                cores=cores.get(replicas[index].node_id or "", 0),
+                silent_s=self._silent_s(replicas[index].stream) if running else 0.0,
             )
             for index, points in sorted(series.items())
+            if index in replicas
         ]  # fmt: skip
         sums = Sums(tuple(trainers), await self._waits(job), running=job.state == "RUNNING")
         findings = diagnose(sums)
@@ -172,10 +175,6 @@ class Diagnoses:
         if before is None:
             return waits_of(now.wait_ns, now.steps, {}, {})
         return waits_of(now.wait_ns, now.steps, before.wait_ns, before.steps)
-
-
-def _silent_s(points: Sequence[Point]) -> float:
-    return max(0.0, time.time() - points[-1][1] / 1e9) if points else 0.0
 
 
 def _answer(finding: Finding) -> api.Finding:

@@ -43,6 +43,8 @@ class Telemetry:
         self._db, self._clock, self._live, self._metrics, self._hub = database, clock, live, metrics, hub
         self._hangs = hangs
         self._reported: OrderedDict[int, tuple[int, int]] = OrderedDict()  # step and time_ns, by stream
+        self._arrived: dict[int, float] = {}  # of those, when on the monotonic clock
+        self._started = clock.monotonic()
 
     async def find(self, stream: int) -> StreamSource | None:
         """Return what a stream stands for."""
@@ -91,9 +93,17 @@ class Telemetry:
         if rows:
             self._reported[stream] = (rows[-1].step, rows[-1].time_ns)
             self._reported.move_to_end(stream)
+            self._arrived[stream] = self._clock.monotonic()
         while len(self._reported) > MAX_STREAMS:
-            self._reported.popitem(last=False)
+            self._arrived.pop(self._reported.popitem(last=False)[0], None)
         return rows
+
+    def silent_s(self, stream: int) -> float:
+        """Return for how many seconds, by this server's monotonic clock, no step of a process has been reported.
+
+        Of a process that reported none since the server started: since then. Wall clocks of hosts do not matter.
+        """
+        return self._clock.monotonic() - self._arrived.get(stream, self._started)
 
     def _step(self, source: StreamSource, step: int, time_ns: int) -> None:
         if source.role == "trainer":
