@@ -64,7 +64,7 @@ UPLOAD_TIMEOUT_S = 120.0
 
 
 class Finding(TypedDict):
-    """One cause of the time that a step takes. `share`: of the time of a step; `tab`, `op`, `graph`: the evidence."""
+    """One cause of the time that a step takes. `share`: of a step's; `tab`, `op`, `graph`, `query`: the evidence."""
 
     cause: str
     sentence: str
@@ -74,6 +74,7 @@ class Finding(TypedDict):
     tab: str
     op: int | None
     graph: str | None
+    query: dict[str, str]
 
 
 class Diagnosis(TypedDict):

@@ -183,6 +183,11 @@ def test_a_job_that_hangs_as_a_whole_says_since_when() -> None:
     assert first(trainer(silent_s=60.0)).sentence.startswith("no trainer has finished a step for 60 s, since step 500")
 
 
+def test_a_trainer_that_evaluates_does_not_hang() -> None:
+    found = first(trainer(0, silent_s=34.0, evaluates=True), trainer(1, silent_s=33.0, last_step=501))
+    assert (found.cause, found.sentence) == ("evaluation", "trainer 0 evaluates: no step has trained for 34 s")
+
+
 def test_a_job_that_is_over_does_not_hang() -> None:
     assert first(trainer(silent_s=3600.0), running=False).cause == "healthy"
 

@@ -12,19 +12,21 @@ from tests.server.graph_sample import sample_graph
 from tests.server.harness import FakeClock, Server, running, settings_for
 from tests.support.waiting import until_answer
 
-from penstock.protocol.frames import Column, Kind
+from penstock.protocol.frames import Column, Frame, Kind
 from penstock.protocol.graphdoc import Threads, graph_hash
-from penstock_server.services.evidence import GraphFacts, OpFacts, Ran, trainer_of
+from penstock_server.services.evidence import GraphFacts, OpFacts, Ran, summed, trainer_of
 
 pytestmark = pytest.mark.asyncio
 MS = 1_000_000
 
 
-async def steps(trainer: Any, *, step_ms: float, every_ms: float, count: int = 40, behind_s: int = 0) -> None:
+async def steps(
+    trainer: Any, *, step_ms: float, every_ms: float, count: int = 40, first: int = 1, behind_s: int = 0
+) -> None:
     """Report `count` steps that end every `every_ms`, the last one now by a clock that is `behind_s`."""
     at = time.time_ns() - behind_s * 10**9 - (np.arange(count)[::-1] * every_ms * MS).astype(np.int64)
     columns = {
-        Column.STEP: np.arange(1, count + 1), Column.TIME_NS: at, Column.LOSS: np.full(count, 0.5),
+        Column.STEP: np.arange(first, first + count), Column.TIME_NS: at, Column.LOSS: np.full(count, 0.5),
         Column.SAMPLES: np.full(count, 100), Column.STEP_NS: np.full(count, int(step_ms * MS)),
         Column.SYNC_BYTES: np.zeros(count), Column.SYNC_NS: np.zeros(count),
     }  # fmt: skip
@@ -85,6 +87,34 @@ async def test_a_slow_server_is_named_by_what_trainers_counted(sqlite_server: Se
     assert found[0]["sentence"] == (
         "50 % of each step waits for pserver-1; `user.embedding` is 25.0 ms of it; the other servers take 1.0 ms"
     )
+
+
+async def test_a_cause_counts_once_it_is_most_of_four_seconds(sqlite_server: Server) -> None:
+    async with sqlite_server.attached() as trainer:
+        job_id = trainer.registered["job_id"]
+        await steps(trainer, step_ms=60, every_ms=100, count=70, first=100)
+        await steps(trainer, step_ms=60, every_ms=60.5, count=75, behind_s=7)
+        found = await until_answer(lambda: why(sqlite_server, job_id), bool)
+    assert found[0]["sentence"].startswith("input: 40 % of the step waits for data")
+
+
+async def test_waits_are_those_of_the_newest_seconds(sqlite_server: Server) -> None:
+    body: dict[str, Any] = {"peers": ["127.0.0.1:6174", "127.0.0.1:6175"], "blocks": [""]}
+    async with sqlite_server.attached() as trainer:
+        job_id = trainer.registered["job_id"]
+        await steps(trainer, step_ms=60, every_ms=60.5, count=1000)
+        for step, at_s, waits_ms in ((900, 10, (9000, 9000)), (940, 4, (9040, 9040)), (1000, 0, (9060, 10840))):
+            rows = [[peer, 0, step, 9, 9, ms * MS, 0, 0, 0] for peer, ms in enumerate(waits_ms)]
+            await trainer.frame(Kind.EXCHANGE, body=body | {"rows": rows}, step=step, t0_ns=(20 - at_s) * 10**9)
+        found = await until_answer(lambda: why(sqlite_server, job_id), lambda found: len(found) > 1)
+    assert found[0]["sentence"] == "50 % of each step waits for pserver-1; the other servers take 0.33 ms"
+
+
+async def test_a_pass_without_training_is_evaluation() -> None:
+    trains, tests = (GraphFacts((), np.empty((0, 2)), trains) for trains in (True, False))
+    frames = [Frame(Kind.GRAPH_USED, 3, 1, seq, body={"hash": used}) for seq, used in enumerate(("train", "test"))]
+    assert summed(frames, {}, {"train": trains, "test": tests})[3].evaluates
+    assert summed(frames[::-1], {}, {"train": trains, "test": tests}) == {}
 
 
 async def test_operators_of_the_newest_steps_are_the_evidence(sqlite_server: Server) -> None:

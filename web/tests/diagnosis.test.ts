@@ -1,7 +1,7 @@
 /** What the header says of the findings, and how often it asks for them. */
 import { expect, test } from "vitest";
 import { ApiError } from "../src/api";
-import { ASK_MS, DiagnosisStore, partsOf, SILENT_MS, shownFindings } from "../src/store/diagnosis";
+import { ASK_MS, DiagnosisStore, evidenceHref, partsOf, SILENT_MS, shownFindings } from "../src/store/diagnosis";
 import type { Diagnosis, Finding } from "../src/types";
 
 const finding = (cause: string, share: number): Finding => ({
@@ -13,6 +13,7 @@ const finding = (cause: string, share: number): Finding => ({
   tab: "graph",
   op: null,
   graph: null,
+  query: {},
 });
 
 test("a healthy job has one sentence, a slow one a second if it is worth it", () => {
@@ -21,6 +22,15 @@ test("a healthy job has one sentence, a slow one a second if it is worth it", ()
   expect(causes(finding("healthy", 0.97), finding("input", 0.09))).toEqual(["healthy"]);
   expect(causes(finding("server", 0.5), finding("input", 0.09), finding("idle", 0.08))).toEqual(["server", "input"]);
   expect(causes(finding("server", 0.5), finding("input", 0.02))).toEqual(["server"]);
+});
+
+test("a finding leads to what shows it: metric, lane, step and operator", () => {
+  const at = "/jobs/j?tab=sync";
+  expect(evidenceHref(at, finding("idle", 0.3))).toBe(at);
+  expect(evidenceHref(at, { ...finding("server", 0.3), query: { metric: "wait" } })).toBe(`${at}&metric=wait`);
+  expect(evidenceHref("/jobs/j", { ...finding("healthy", 0.9), op: 3 })).toBe("/jobs/j?op=3");
+  const lane = { ...finding("trainer", 0.3), op: 4, query: { pin: "trainer-1.0", step: "417" } };
+  expect(evidenceHref("/jobs/j?tab=timeline", lane)).toBe("/jobs/j?tab=timeline&pin=trainer-1.0&step=417&op=4");
 });
 
 test("names in a sentence are set apart", () => {
@@ -43,7 +53,7 @@ function asked(fails = false) {
   return { store, count: () => count };
 }
 
-test("it is asked again when steps came, and at most every three seconds", async () => {
+test("it is asked again when steps came, and at most every two seconds", async () => {
   const { store, count } = asked();
   await store.tick(0, 1, true);
   await store.tick(ASK_MS - 1, 2, true);

@@ -54,6 +54,12 @@ def where(op: OpSum) -> str:
     return f" of {last}{grad}" if last and last not in op.name else ""
 
 
+def lane(one: Trainer) -> dict[str, str]:
+    """Return the fields of the address by which the timeline shows a trainer's first lane, in its newest step."""
+    step = {} if one.sampled_step is None else {"step": f"{one.sampled_step}"}
+    return {"pin": f"trainer-{one.index}.0", **step}
+
+
 def named(indices: Sequence[int]) -> str:
     """Return trainers by their numbers."""
     head = "trainer" if len(indices) == 1 else "trainers"

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from penstock.advice.costs import FORK_NS
-from penstock.diagnosis.case import Case, ms, percent, where
+from penstock.diagnosis.case import Case, lane, ms, percent, where
 from penstock.diagnosis.sums import Finding, Trainer
 
 SMALL_OP_NS = 15_000
@@ -42,7 +42,7 @@ def threads(case: Case, stepping: Sequence[Trainer]) -> Iterable[Finding]:
         return
     sentence = f"{percent(idle)} of the time of {one.workers} threads is idle: operators wait for one another"
     yield Finding(cause="idle", sentence=sentence, share=share / 2, ms=share * case.turn_ns / 1e6, place="threads",
-                  tab="timeline", graph=one.graph)  # fmt: skip
+                  tab="timeline", graph=one.graph, query=lane(one))  # fmt: skip
 
 
 def _unused_cores(case: Case, there: Sequence[Trainer]) -> Iterable[Finding]:
@@ -63,7 +63,7 @@ def _unused_cores(case: Case, there: Sequence[Trainer]) -> Iterable[Finding]:
     )
     if ns > 0:
         yield Finding(cause="one_thread" if used == 1 else "few_threads", sentence=sentence, share=case.share(ns),
-                      ms=ns / 1e6, place="threads", tab="timeline", graph=one.graph)  # fmt: skip
+                      ms=ns / 1e6, place="threads", tab="timeline", graph=one.graph, query=lane(one))  # fmt: skip
 
 
 def _saved_ns(one: Trainer, cores: int) -> float:

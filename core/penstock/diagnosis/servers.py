@@ -13,6 +13,9 @@ from collections.abc import Iterable, Sequence
 from penstock.diagnosis.case import NOTICED, Case, ms, percent
 from penstock.diagnosis.sums import Finding, Trainer
 
+WAITS = {"metric": "wait"}
+"""What the matrix of the tab shows."""
+
 
 def servers(case: Case, stepping: Sequence[Trainer]) -> Iterable[Finding]:
     """Waits that every trainer has: for one server, for one table of it, or for all servers alike."""
@@ -35,7 +38,7 @@ def servers(case: Case, stepping: Sequence[Trainer]) -> Iterable[Finding]:
     hot = bool(block) and block_ns > 0.6 * waited
     cause = "server" if alone and rest else "table" if hot else "servers"
     yield Finding(cause=cause, sentence=sentence, share=case.share(waited), ms=waited / 1e6,
-                  place=block if cause == "table" else whom, tab="sync")  # fmt: skip
+                  place=block if cause == "table" else whom, tab="sync", query=WAITS)  # fmt: skip
 
 
 def _largest_block(case: Case, servers: Sequence[int], num_trainers: int) -> tuple[str, float]:
@@ -69,4 +72,4 @@ def ways(case: Case, stepping: Sequence[Trainer]) -> Iterable[Finding]:
             f"{name} waits {ms(ns)} of each step for pserver-{server}, the others {ms(statistics.median(others))}"
         )
         yield Finding(cause="way", sentence=sentence, share=case.share(more), ms=more / 1e6,
-                      place=f"{name} to pserver-{server}", tab="sync")  # fmt: skip
+                      place=f"{name} to pserver-{server}", tab="sync", query=WAITS)  # fmt: skip

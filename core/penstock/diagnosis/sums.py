@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Trainer:
     `silent_s`: since its last step ended; `last_step`: its number. `workers`: operators that run at once, each on up to
     `intra_op_threads` (0 if unknown). `node`: its machine, '' if unknown; `num_cores`: of that, those that the job may
     use, 0 if unknown. `path_ns`: of a step's longest chain of operators that wait for one another, 0 if unknown.
+    `evaluates`: it runs a graph that does not train, so no step is expected of it. `sampled_step`: the
+    newest one that was recorded operator by operator.
     """
 
     index: int
@@ -44,6 +47,8 @@ class Trainer:
     graph: str | None = None
     ops: tuple[OpSum, ...] = ()
     path_ns: float = 0.0
+    evaluates: bool = False
+    sampled_step: int | None = None
 
     @property
     def turn_ns(self) -> float:
@@ -81,7 +86,7 @@ class Sums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One cause. `share`: of a turn; `tab` and `op`: where the dashboard shows the evidence."""
+    """One cause. `share`: of a turn; `tab`, `op` and the fields of the address `query`: where the evidence is."""
 
     cause: str
     sentence: str
@@ -91,3 +96,4 @@ class Finding:
     tab: str
     op: int | None = None
     graph: str | None = None
+    query: Mapping[str, str] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from penstock.diagnosis.case import NOTICED, Case, ms, percent, where
+from penstock.diagnosis.case import NOTICED, Case, lane, ms, percent, where
 from penstock.diagnosis.sums import Finding, OpSum, Trainer
 
 
@@ -26,7 +26,7 @@ def straggler(case: Case, stepping: Sequence[Trainer]) -> Iterable[Finding]:
     elif op is not None and more > 0.25 * ns:
         sentence += f", {ms(more)} of it in `{op.name}`{where(op)}"
     yield Finding(cause="trainer", sentence=sentence, share=case.share(ns), ms=ns / 1e6, place=name, tab="timeline",
-                  op=None if op is None else op.index, graph=late.graph)  # fmt: skip
+                  op=None if op is None else op.index, graph=late.graph, query=lane(late))  # fmt: skip
 
 
 def _slower_op(late: Trainer, others: Sequence[Trainer]) -> tuple[OpSum | None, float]:

@@ -235,6 +235,7 @@ class Finding(Answer):
     tab: str = Field(description="the dashboard's view of the evidence")
     op: int | None = Field(description="operator of `graph`")
     graph: str | None
+    query: dict[str, str] = Field(description="of the view's address: metric, table, pin, step")
 
 
 class Diagnosis(Answer):

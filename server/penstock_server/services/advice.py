@@ -23,6 +23,8 @@ from penstock_server.services.jobs import Jobs
 from penstock_server.services.storage import JobStorage
 from penstock_server.streams.recorder import Recorder
 
+WINDOW_NS = 30 * 10**9
+"""Of steps whose times are looked at."""
 FRAMES_BYTES = 4 << 20
 MOST_OPERATORS = 20_000
 """A graph that has more is not simulated at all; `penstock.advice.budget` bounds what is."""
@@ -116,7 +118,7 @@ class Advices:
         raw = await self._recorder.last(job.id, {Kind.OP_EVENTS, Kind.GRAPH_USED}, FRAMES_BYTES)
         used = {r.stream: r.graph_hash for r in job.replicas if r.graph_hash is not None}
         by_stream = await asyncio.to_thread(_whole_steps, raw, used)
-        times = await self._diagnoses.step_times(job.id)
+        times = await self._diagnoses.step_times(job.id, WINDOW_NS)
         cores = cores_of(job, await self._diagnoses.cores(job))
         trainers = sorted((r for r in job.replicas if r.role == "trainer"), key=lambda r: (-r.attempt, r.index))
         found = [(trainer, steps) for trainer in trainers for steps in by_stream.get(trainer.stream, [])]

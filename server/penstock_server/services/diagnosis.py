@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable
 
 from sqlalchemy import func, select
 
@@ -17,7 +15,17 @@ from penstock.protocol.states import LIVE_REPLICA, TERMINAL_JOB
 from penstock_server.db import Database
 from penstock_server.schemas import api
 from penstock_server.schemas.operators import OperatorTime, OperatorTimes
-from penstock_server.services.evidence import GraphFacts, Point, Ran, decoded, facts_of, summed, trainer_of, waits_of
+from penstock_server.services.evidence import (
+    GraphFacts,
+    Point,
+    Ran,
+    decoded,
+    facts_of,
+    summed,
+    trainer_of,
+    turn_of,
+    waits_of,
+)
 from penstock_server.services.exchange import Exchanges
 from penstock_server.services.jobs import Jobs
 from penstock_server.services.storage import JobStorage
@@ -25,28 +33,19 @@ from penstock_server.streams.recorder import Recorder
 from penstock_server.tables import MetricRow, NodeRow, ReplicaRow
 
 MAX_POINTS = 200
-WINDOW_NS = 30 * 10**9
+WINDOW_NS = 4 * 10**9
+"""How far back a diagnosis looks: a new cause counts from half of that on, as medians do."""
+MIN_POINTS = 8
+"""Points of a series that are looked at however long ago they were: steps may take seconds."""
+WINDOW_TURNS = 4
+"""Turns that operators' sums are of at least."""
 FRAMES_BYTES = 512 << 10
-EXCHANGE_WINDOW_S = 15.0
-MAX_JOBS = 64
 MAX_GRAPHS = 32
 _STEPS = re.compile(r"^step_ms(?:\.trainer(\d{1,6}))?$")
 
 
-@dataclass(frozen=True, slots=True)
-class _Exchanged:
-    """Cumulative exchange of a job at a time of the monotonic clock."""
-
-    at_s: float
-    attempt: int
-    steps: Mapping[int, int]
-    wait_ns: Mapping[tuple[int, int, str], int]
-
-
 class Diagnoses:
-    """Answers why a job is as fast as it is. Exchanges of jobs that were asked about are kept for a while, so that the
-    next answer is about the seconds between.
-    """
+    """Answers why a job is as fast as it is, from what was recorded in the newest `WINDOW_NS`."""
 
     def __init__(
         self, database: Database, jobs: Jobs, storage: JobStorage, exchanges: Exchanges, recorder: Recorder,
@@ -54,14 +53,14 @@ class Diagnoses:
     ) -> None:  # fmt: skip
         self._db, self._jobs, self._storage, self._silent_s = database, jobs, storage, silent_s
         self._exchanges, self._recorder = exchanges, recorder
-        self._before: OrderedDict[str, deque[_Exchanged]] = OrderedDict()
         self._graphs: OrderedDict[str, GraphFacts] = OrderedDict()
 
     async def of(self, job_id: str) -> api.Diagnosis:
         """Return the findings about a job. Raises NotFound."""
         job = await self._jobs.get(job_id)
-        series = await self.step_times(job_id)
-        ran = await self._operators(job)
+        series = await self.step_times(job_id, WINDOW_NS)
+        window_ns = max(WINDOW_NS, *(int(WINDOW_TURNS * turn_of(points)) for points in series.values()), 0)
+        ran = await self._operators(job, window_ns)
         replicas = {r.index: r for r in job.replicas if r.role == "trainer"}
         cores = await self._cores_for(job, {r.node_id for r in replicas.values() if r.node_id})
         running = job.state == "RUNNING"
@@ -74,7 +73,7 @@ class Diagnoses:
             for index, points in sorted(series.items())
             if index in replicas
         ]  # fmt: skip
-        sums = Sums(tuple(trainers), await self._waits(job), running=job.state == "RUNNING")
+        sums = Sums(tuple(trainers), await self._waits(job, window_ns), running=job.state == "RUNNING")
         findings = diagnose(sums)
         return api.Diagnosis(
             job_id=job.id,
@@ -121,8 +120,8 @@ class Diagnoses:
             rows = (await session.execute(select(NodeRow.id, NodeRow.cpus).where(NodeRow.id.in_(nodes)))).all()
         return {row.id: max(0, row.cpus - taken.get(row.id, 0)) for row in rows}
 
-    async def step_times(self, job_id: str) -> dict[int, list[Point]]:
-        """Return (step, time_ns, step_ms) of each trainer, newest points, ascending."""
+    async def step_times(self, job_id: str, window_ns: int) -> dict[int, list[Point]]:
+        """Return the points of each trainer, ascending: the newest of `window_ns`, and at least `MIN_POINTS`."""
         async with self._db.read() as session:
             names = select(MetricRow.series).where(MetricRow.job_id == job_id, MetricRow.series.like("step_ms%"))
             found: dict[int, list[Point]] = {}
@@ -137,11 +136,11 @@ class Diagnoses:
                     .limit(MAX_POINTS)
                 )
                 rows = [(row.step, row.time_ns, row.value) for row in await session.execute(newest)]
-                recent = [row for row in rows if row[1] >= rows[0][1] - WINDOW_NS] if rows else []
+                recent = [row for at, row in enumerate(rows) if at < MIN_POINTS or row[1] >= rows[0][1] - window_ns]
                 found[int(named[1] or 0)] = recent[::-1]
         return found
 
-    async def _operators(self, job: api.Job) -> dict[int, Ran]:
+    async def _operators(self, job: api.Job, window_ns: int | None = None) -> dict[int, Ran]:
         kinds = {Kind.OP_SUMS, Kind.OP_EVENTS, Kind.GRAPH_USED}
         raw = await self._recorder.last(job.id, kinds, FRAMES_BYTES)
         frames = await asyncio.to_thread(decoded, raw)
@@ -157,28 +156,20 @@ class Diagnoses:
             self._graphs.popitem(last=False)
         used = {r.stream: r.graph_hash for r in job.replicas if r.graph_hash is not None}
         streams = {r.stream: r.index for r in job.replicas if r.role == "trainer" and r.attempt == job.attempt}
-        by_stream = summed(frames, used, graphs)
+        by_stream = summed(frames, used, graphs, window_ns)
         return {index: by_stream[stream] for stream, index in streams.items() if stream in by_stream}
 
-    async def _waits(self, job: api.Job) -> tuple[Wait, ...]:
-        answer = await self._exchanges.of(job.id)
-        wait_ns = {(c.trainer, c.pserver, c.block): c.wait_ns for c in answer.cells if c.wait_ns}
-        now = _Exchanged(time.monotonic(), answer.attempt, answer.steps, wait_ns)
-        kept = self._before.setdefault(job.id, deque())
-        self._before.move_to_end(job.id)
-        while len(self._before) > MAX_JOBS:
-            self._before.popitem(last=False)
-        while kept and (kept[0].at_s < now.at_s - EXCHANGE_WINDOW_S or kept[0].attempt != now.attempt):
-            kept.popleft()
-        before = kept[0] if kept and job.state == "RUNNING" else None
-        kept.append(now)
-        if before is None:
-            return waits_of(now.wait_ns, now.steps, {}, {})
-        return waits_of(now.wait_ns, now.steps, before.wait_ns, before.steps)
+    async def _waits(self, job: api.Job, window_ns: int) -> tuple[Wait, ...]:
+        now = await self._exchanges.as_of(job)
+        if not now.cells:
+            return ()
+        # Of a job that is over all counts: in its last seconds it may have saved its parameters.
+        before = await self._exchanges.as_of(job, age_ns=window_ns) if job.state == "RUNNING" else None
+        return waits_of(now, before)
 
 
 def _answer(finding: Finding) -> api.Finding:
     return api.Finding(
         cause=finding.cause, sentence=finding.sentence, share=finding.share, ms=finding.ms, place=finding.place,
-        tab=finding.tab, op=finding.op, graph=finding.graph,
+        tab=finding.tab, op=finding.op, graph=finding.graph, query=dict(finding.query),
     )  # fmt: skip

@@ -15,6 +15,7 @@ from penstock.diagnosis import OpSum, Trainer, Wait
 from penstock.errors import PeerError
 from penstock.protocol.frames import FLAG_WHOLE_STEP, Array, Column, Frame, Kind, decode
 from penstock.protocol.graphdoc import GraphDocument, Op, Threads
+from penstock_server.schemas import api
 
 Point = tuple[int, int, float]
 """(step, time_ns, step_ms)."""
@@ -41,28 +42,33 @@ class GraphFacts:
 
 @dataclass(slots=True)
 class Ran:
-    """What the operators of one stream did since its graph came into use. `threads`: None of an older process."""
+    """What the operators of one stream did since its graph came into use. `threads`: None of an older process.
+
+    `evaluates`: the newest graph in use is one that does not train. `sampled_step`: the newest whole one.
+    """
 
     graph: str
     threads: Threads | None = None
     count: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     total_ns: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    evaluates: bool = False
+    sampled_step: int | None = None
     busy: list[float] = field(default_factory=list)  # threads that computed, in the mean over a sampled step
 
 
-def waits_of(
-    wait_ns: Mapping[tuple[int, int, str], int], steps: Mapping[int, int],
-    earlier_ns: Mapping[tuple[int, int, str], int], earlier_steps: Mapping[int, int],
-) -> tuple[Wait, ...]:  # fmt: skip
-    """Return the waits of each step between two states; since the beginning if no step lies between them."""
-    if any(steps[trainer] <= earlier_steps.get(trainer, 0) for trainer in steps):
-        earlier_ns, earlier_steps = {}, {}
+def waits_of(now: api.Exchange, before: api.Exchange | None) -> tuple[Wait, ...]:
+    """Return the waits of each step between two states; since the attempt began if `before` knows nothing of it.
+
+    Where no step has ended between them, all of the wait is of the one that has not.
+    """
+    earlier_steps = {} if before is None else before.steps
+    earlier_ns = {} if before is None else {(c.trainer, c.pserver, c.block): c.wait_ns for c in before.cells}
     found = []
-    for (trainer, pserver, block), ns in wait_ns.items():
-        num_steps = steps.get(trainer, 0) - earlier_steps.get(trainer, 0)
-        more = ns - earlier_ns.get((trainer, pserver, block), 0)
-        if num_steps > 0 and more > 0:
-            found.append(Wait(trainer, pserver, block, more / num_steps))
+    for cell in now.cells:
+        num_steps = now.steps.get(cell.trainer, 0) - earlier_steps.get(cell.trainer, 0)
+        more = cell.wait_ns - earlier_ns.get((cell.trainer, cell.pserver, cell.block), 0)
+        if more > 0 and cell.trainer in now.steps:
+            found.append(Wait(cell.trainer, cell.pserver, cell.block, more / max(1, num_steps)))
     return tuple(found)
 
 
@@ -99,8 +105,14 @@ def role_of(op: Op) -> str:
     return {"lr_sched": "optimize", "loss": "forward"}.get(op.role, op.role)
 
 
-def summed(frames: Sequence[Frame], used: Mapping[int, str], graphs: Mapping[str, GraphFacts]) -> dict[int, Ran]:
-    """Add up what training graphs did, by stream; the GRAPH_USED before a stream's frames says which they index."""
+def summed(
+    frames: Sequence[Frame], used: Mapping[int, str], graphs: Mapping[str, GraphFacts], window_ns: int | None = None
+) -> dict[int, Ran]:
+    """Add up what training graphs did, by stream; the GRAPH_USED before a stream's frames says which they index.
+
+    `window_ns`: before the newest frame of a stream and kind; None: all of them.
+    """
+    newest = {(frame.stream, frame.kind): frame.t0_ns for frame in frames}
     current: dict[int, tuple[str, Threads | None]] = {}
     found: dict[int, Ran] = {}
     for frame in frames:
@@ -115,7 +127,12 @@ def summed(frames: Sequence[Frame], used: Mapping[int, str], graphs: Mapping[str
         if ran is None or ran.graph != graph:
             ran = found[frame.stream] = Ran(graph)
         ran.threads = threads or ran.threads
-        _add(ran, frame)
+        if window_ns is None or frame.t0_ns >= newest[frame.stream, frame.kind] - window_ns:
+            _add(ran, frame)
+    for stream, (graph, _) in current.items():
+        facts = graphs.get(graph)
+        if facts is not None and not facts.trains:
+            found.setdefault(stream, Ran("")).evaluates = True
     return found
 
 
@@ -129,6 +146,7 @@ def _add(ran: Ran, frame: Frame) -> None:
     elif frame.flags & FLAG_WHOLE_STEP and len(index):
         start, duration = frame.columns[Column.START_NS].astype("i8"), frame.columns[Column.DURATION_NS].astype("i8")
         span = int((start + duration).max() - start.min())
+        ran.sampled_step = frame.step
         if span > 0:
             ran.busy.append(int(duration.sum()) / span)
 
@@ -145,7 +163,7 @@ def trainer_of(
     if ran is None or facts is None:
         return Trainer(
             index, step_ns, between_ns=between_of(points), silent_s=silent_s, last_step=points[-1][0], node=node,
-            num_cores=cores,
+            num_cores=cores, evaluates=ran is not None and ran.evaluates,
         )  # fmt: skip
     ops = tuple(_op_sum(at, facts.ops[at], ran) for at in ran.count if at < len(facts.ops))
     threads = ran.threads or Threads(1, 0)
@@ -154,7 +172,8 @@ def trainer_of(
         index, step_ns, between_ns=between_of(points), silent_s=silent_s, last_step=points[-1][0],
         workers=threads.workers, intra_op_threads=threads.intra_op, node=node, num_cores=cores,
         idle=max(0.0, 1 - statistics.median(ran.busy) / threads.workers) if ran.threads and ran.busy else None,
-        graph=ran.graph, ops=ops, path_ns=_path_ns(facts, ops) if has_more_cores else 0.0,
+        graph=ran.graph, ops=ops, evaluates=ran.evaluates, sampled_step=ran.sampled_step,
+        path_ns=_path_ns(facts, ops) if has_more_cores else 0.0,
     )  # fmt: skip
 
 
@@ -171,6 +190,11 @@ def _path_ns(facts: GraphFacts, ops: Sequence[OpSum]) -> float:
     for before, op_index in facts.edges.tolist():
         begins[op_index] = max(begins[op_index], begins[before] + mean_ns[before])
     return max((at + ns for at, ns in zip(begins, mean_ns, strict=True)), default=0.0)
+
+
+def turn_of(points: Sequence[Point]) -> float:
+    """Nanoseconds from the beginning of a step to that of the next, the median."""
+    return between_of(points) + statistics.median(ms for _, _, ms in points) * 1e6 if points else 0.0
 
 
 def between_of(points: Sequence[Point]) -> float:

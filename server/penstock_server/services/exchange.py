@@ -26,8 +26,11 @@ class Exchanges:
 
     async def of(self, job_id: str) -> api.Exchange:
         """Return the exchange of a job's newest attempt. Raises NotFound."""
-        job = await self._jobs.get(job_id)
-        frames = await self._recorder.newest(job_id, Kind.EXCHANGE)
+        return await self.as_of(await self._jobs.get(job_id))
+
+    async def as_of(self, job: api.Job, *, age_ns: int = 0) -> api.Exchange:
+        """Return the exchange as each process had reported it `age_ns` before its newest report."""
+        frames = await self._recorder.newest(job.id, Kind.EXCHANGE, age_ns=age_ns)
         processes = _process_rows(job.replicas, frames)
         endpoints = {r.index: r.endpoint or "" for r in job.replicas if r.role == "pserver"}
         known = _in_order(endpoints)

@@ -69,10 +69,10 @@ class Recorder:
         entries = segments.last(kinds, limit_bytes)
         return await asyncio.to_thread(lambda: list(segments.read(entries)))
 
-    async def newest(self, job_id: str, kind: Kind) -> list[bytes]:
-        """Return the newest frame of a kind of each stream of a job."""
+    async def newest(self, job_id: str, kind: Kind, *, age_ns: int = 0) -> list[bytes]:
+        """Return the newest frame of a kind of each stream of a job; those of which one `age_ns` younger is there."""
         segments = await self._of(job_id)
-        entries = segments.newest(kind)
+        entries = segments.earlier(kind, age_ns) if age_ns else segments.newest(kind)
         return await asyncio.to_thread(lambda: list(segments.read(entries)))
 
     def release(self, job_id: str) -> None:

@@ -126,6 +126,16 @@ class Segments:
         found = {entry.stream: entry for entry in self.entries if entry.kind is kind}
         return [found[stream] for stream in sorted(found)]
 
+    def earlier(self, kind: Kind, age_ns: int) -> list[SegmentEntry]:
+        """Return the newest entry of this kind of each stream that is `age_ns` older than its newest. O(entries)."""
+        newest = {entry.stream: entry.t0_ns for entry in self.newest(kind)}
+        found = {
+            entry.stream: entry
+            for entry in self.entries
+            if entry.kind is kind and entry.t0_ns <= newest[entry.stream] - age_ns
+        }
+        return [found[stream] for stream in sorted(found)]
+
     def _last(self, kinds: Collection[Kind], limit_bytes: int) -> list[SegmentEntry]:
         chosen: list[SegmentEntry] = []
         size = 0

@@ -9,8 +9,8 @@ import { ApiError } from "../api";
 import { firm } from "../format";
 import type { Diagnosis, Finding } from "../types";
 
-export const ASK_MS = 3000;
-export const SILENT_MS = 10_000;
+export const ASK_MS = 2000;
+export const SILENT_MS = 2000;
 
 export class DiagnosisStore {
   readonly findings = signal<readonly Finding[]>([]);
@@ -48,6 +48,14 @@ export function shownFindings(findings: readonly Finding[]): Finding[] {
   if (first === undefined) return [];
   if (first.cause === "healthy") return [first];
   return [first, ...more.filter((one) => one.share >= WORTH_SAYING).slice(0, SHOWN - 1)];
+}
+
+/** The address of a finding's evidence, in the view at `at`: which metric, which lane, which step, which operator. */
+export function evidenceHref(at: string, finding: Finding): string {
+  const fields = new URLSearchParams(finding.query);
+  if (finding.op !== null) fields.set("op", `${finding.op}`);
+  const query = fields.toString();
+  return query === "" ? at : `${at}${at.includes("?") ? "&" : "?"}${query}`;
 }
 
 /** A sentence with its `quoted` names set apart: "is 15.8 ms of", and whether each part is a name. */

@@ -4,7 +4,7 @@ import { useEffect } from "preact/hooks";
 import { firm, sentenceAndError } from "../format";
 import { Link, toneOf } from "../parts/basics";
 import { jobHref, navigate, TABS, type Tab } from "../router";
-import { partsOf, shownFindings } from "../store/diagnosis";
+import { evidenceHref, partsOf, shownFindings } from "../store/diagnosis";
 import { isTerminal, type JobStore } from "../store/job";
 import { nowMs } from "../store/session";
 import type { Finding, Job } from "../types";
@@ -38,7 +38,7 @@ export function Why({ job, store }: { job: Job; store: JobStore }) {
       {diagnosed && (
         <ul data-testid="diagnosis" aria-label={isTerminal(job) ? "Diagnosis of the last steps" : "Diagnosis"}>
           {findings.map((finding) => (
-            <li key={finding.cause}>
+            <li key={`${finding.cause} ${finding.place}`}>
               <Sentence job={job} store={store} finding={finding} />
               {finding.cause === "stalled" && job.kind === "managed" && (
                 <>
@@ -59,8 +59,7 @@ export function Why({ job, store }: { job: Job; store: JobStore }) {
 /** A link to the evidence: the view, and the operator in its graph. */
 function Sentence({ job, store, finding }: { job: Job; store: JobStore; finding: Finding }) {
   const tab: Tab = TABS.find(([id]) => id === finding.tab)?.[0] ?? "overview";
-  const at = jobHref(job.id, tab);
-  const href = finding.op === null ? at : `${at}${at.includes("?") ? "&" : "?"}op=${finding.op}`;
+  const href = evidenceHref(jobHref(job.id, tab), finding);
   return (
     <a
       href={href}
