@@ -188,7 +188,7 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     publisher = Publisher(database, clock, hub, live, agents, released=lambda: reports.released)
     storage = JobStorage(database, clock, settings.state_dir / "snapshots")
     exchanges = Exchanges(jobs, recorder)
-    diagnoses = Diagnoses(database, jobs, storage, exchanges, recorder, silent_s=telemetry.silent_s)
+    diagnoses = Diagnoses(database, jobs, storage, exchanges, recorder, agents, silent_s=telemetry.silent_s)
     advices = Advices(jobs, storage, recorder, diagnoses)
     webhooks = Webhooks(database, clock, settings.webhook_allow)
     runtime = Runtime(

@@ -6,9 +6,12 @@ In a job with parameter servers it is a fleet program; else it trains on one mac
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +44,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--one-shard", action="store_true", help="look up ids of one server alone")
     parser.add_argument("--read-ms", type=float, default=0.0, help="that the reader needs for a batch")
     parser.add_argument("--read-bytes", type=int, default=0, help="that the reader parses for a batch, in Python")
+    parser.add_argument("--fill-after", type=int, default=-1, help="steps after which it fills the disk of its node")
     parser.add_argument("--slow-reader-of", type=int, default=-1, help="the only trainer whose reader needs that")
     return parser.parse_args()
 
@@ -59,8 +63,10 @@ class Layer(nn.Module):
         x = x + self.out(torch.softmax(q @ k.transpose(-1, -2), dim=-1) @ v)
         if self.odd:
             up = nn.functional.linear(x.double(), self.up.weight.double(), self.up.bias.double()).relu()
-            return x + nn.functional.linear(up, self.down.weight.double(), self.down.bias.double()).float()
-        return x + self.down(self.up(x).relu())
+            inner: Tensor = nn.functional.linear(up, self.down.weight.double(), self.down.bias.double()).float()
+        else:
+            inner = self.down(self.up(x).relu())
+        return x + inner
 
 
 class Encoder(nn.Module):
@@ -108,11 +114,21 @@ def batches(args: argparse.Namespace, trainer: int) -> Iterator[dict[str, Any]]:
         ids = rng.integers(0, args.words, (args.rows, IDS))
         fed["word"] = ids // 2 * 2 if args.one_shard else ids
     line = " ".join("1" for _ in range(args.read_bytes // 2))
-    while True:
+    for step in itertools.count():
+        if step == args.fill_after:
+            fill_the_disk()
         if args.slow_reader_of in (-1, trainer):
             time.sleep(args.read_ms / 1e3)
             sum(float(word) for word in line.split())
         yield fed
+
+
+def fill_the_disk() -> None:
+    """Write until there is no room, as a script does that saves too often."""
+    with contextlib.suppress(OSError), Path("saved").open("wb") as file:
+        while True:
+            file.write(bytes(1 << 16))
+            file.flush()
 
 
 def threads(args: argparse.Namespace) -> fluid.ExecutionStrategy:

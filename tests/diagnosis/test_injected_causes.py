@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.diagnosis import Finding, OpSum, Sums, Trainer, Wait, diagnose
+from penstock.diagnosis import Disk, Finding, OpSum, Sums, TableLoad, Trainer, Wait, diagnose
 
 MS = 1_000_000
 STEPS = 100
@@ -170,6 +170,81 @@ def test_operators_too_short_for_their_batch_are_found() -> None:
     short = tuple(OpSum(i, f"add_{i}", "forward", "", STEPS, STEPS * 3_000) for i in range(900))
     found = first(trainer(step_ms=4.0, between_ms=0.1, ops=short, idle=0.2, workers=1))
     assert found.cause == "small_operators" and "900 operators" in found.sentence
+
+
+PARTS = (("aten.mm.default", 2.0), ("aten.relu.default", 0.3), ("aten.add.Tensor", 0.4))
+
+
+def encoder(count: int = 6, odd: int | None = None, times: float = 1.0, sizes: str = "64x64") -> tuple[OpSum, ...]:
+    """Layers of three operators each; those of layer `odd` take `times` as long, its matmul is of `sizes`."""
+    found = []
+    for layer in range(count):
+        slower, of = (times, sizes) if layer == odd else (1.0, "64x64")
+        for part, (kind, ms) in enumerate(PARTS):
+            name, ns = f"{kind[5:].partition('.')[0]}_{layer}", int(STEPS * MS * ms * slower)
+            flops = 1000 if part == 0 else 0
+            found.append(OpSum(3 * layer + part, name, "forward", f"net.layers.{layer}", STEPS, ns, type=kind, sizes=of,
+                               flops=flops))  # fmt: skip
+    return tuple(found)
+
+
+@pytest.mark.parametrize("odd", [0, 3, 5])
+def test_a_straggling_layer_is_named(odd: int) -> None:
+    found = first(trainer(step_ms=27, workers=1, intra_op_threads=2, ops=encoder(odd=odd, times=5.0)))
+    assert found.sentence == (
+        f"`net.layers.{odd}` takes 13.5 ms of each step, 5.0 times the median of its 5 siblings;"
+        f" `mm_{odd}` takes most of it"
+    )
+    assert (found.cause, found.place, found.op, found.graph) == ("layer", f"net.layers.{odd}", 3 * odd, "g")
+
+
+def test_a_layer_that_is_larger_by_design_is_no_straggler() -> None:
+    wide = encoder(odd=3, times=5.0, sizes="64x640")
+    assert first(trainer(step_ms=27, workers=1, intra_op_threads=2, ops=wide)).cause == "healthy"
+    assert first(trainer(step_ms=16.2, workers=1, intra_op_threads=2, ops=encoder())).cause == "healthy"
+
+
+def test_one_operator_of_several_alike_is_named() -> None:
+    alike = tuple(replace(op, module="") for op in encoder(odd=2, times=5.0))
+    found = first(trainer(step_ms=27, workers=1, intra_op_threads=2, ops=alike))
+    assert found.sentence == (
+        "`mm_2` takes 10.0 ms, 5.0 times the median of its 5 siblings of the same sizes: 29 % of the step"
+    )
+    assert (found.cause, found.op) == ("operator", 6)
+
+
+def test_the_shard_with_the_ids_of_a_table_is_named() -> None:
+    table = TableLoad("table", {0: 100, 1: 9900}, hot_id="7", hot_share=0.41)
+    sums = Sums((trainer(step_ms=60),), waits(1.5, 29.0), tables=(TableLoad("even", {0: 500, 1: 500}), table))
+    found = diagnose(sums)[0]
+    assert found.sentence == (
+        "48 % of each step waits for pserver-1, which has 99 % of the ids of `table`, id 7 alone 41 %;"
+        " the other servers take 1.5 ms"
+    )
+    assert (found.cause, found.place, dict(found.query)) == ("hot_table", "table", {"metric": "wait", "table": "table"})
+    even = Sums((trainer(step_ms=60),), waits(1.5, 29.0), tables=(TableLoad("even", {0: 500, 1: 500}),))
+    assert diagnose(even)[0].cause == "server"
+
+
+def test_a_full_disk_is_named_before_what_is_slow() -> None:
+    full, free = Disk("node-a", 400_000, 20 << 30), Disk("node-b", 5 << 30, 20 << 30)
+    found = diagnose(Sums((trainer(step_ms=60),), waits(29.0), disks=(free, full)))
+    assert [one.cause for one in found[:2]] == ["full_disk", "servers"]
+    assert found[0].sentence.startswith("the disk of node-a is full: 0.4 MB of 21,475 MB are free")
+    assert diagnose(Sums((trainer(),), disks=(full,), running=False))[0].cause == "healthy"
+
+
+def test_the_healthy_sentence_has_the_share_of_the_matrix_rate() -> None:
+    multiplied = tuple(replace(op, flops=100 * MS) for op in ops() if op.name == "fc_0_mm")
+    found = first(trainer(step_ms=40, between_ms=0, ops=multiplied, matrix_gflops=5.0))
+    assert found.sentence.startswith("nothing is slow: 100 % of the step computes, 25 % of the machine's matrix rate")
+
+
+def test_a_late_trainer_leads_to_its_lane_and_step() -> None:
+    assert SLOW_SERVER.query == {"metric": "wait"}
+    late, early = trainer(1, step_ms=52, sampled_step=417), trainer(0, step_ms=52)
+    found = first(late, early, wait=(Wait(1, 0, "", 0.5 * MS), Wait(0, 0, "", 12.5 * MS)))
+    assert (found.cause, found.tab, found.query) == ("trainer", "timeline", {"pin": "trainer-1.0", "step": "417"})
 
 
 def test_a_trainer_that_hangs_is_named_not_those_that_wait() -> None:

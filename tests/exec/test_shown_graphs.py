@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from tests.support.process_state import session_of
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import penstock as fluid
 from penstock.program.program import Program
@@ -34,8 +38,8 @@ class OneWatch(Session):
     def __init__(self, watch: Recorded) -> None:
         self._watch = watch
 
-    def watch(self, source: TraceSource, *, name: str, threads: Threads | None = None) -> Recorded:
-        self._watch.threads.append(threads)
+    def watch(self, source: TraceSource, *, name: str, threads: Callable[[], Threads | None] | None = None) -> Recorded:
+        self._watch.threads.append(None if threads is None else threads())
         return self._watch
 
 
@@ -86,6 +90,41 @@ def test_fetches_that_leave_the_graph_show_it_once(watch: Recorded) -> None:
     assert [(step, shown.batch) for step, shown in watch.graphs] == [(0, [3, 3]), (4, [2, 3])]
 
 
+class Network(nn.Module):
+    """float32[rows, 1, 10, 10] to [rows, 3]: convolutions, batched matmuls and linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 6, 3, stride=2)
+        self.hidden, self.out = nn.Linear(54, 64), nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = self.second(self.first(x).relu()).flatten(2)
+        mixed = torch.softmax(seen @ seen.transpose(1, 2), dim=-1) @ seen
+        logits: torch.Tensor = self.out(self.hidden(mixed.flatten(1)).relu())
+        return logits
+
+
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+def test_flops_are_those_that_torch_counts(watch: Recorded, monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
+    monkeypatch.setenv("CPU_NUM", "1")
+    monkeypatch.setenv("PENSTOCK_MATRIX_KERNELS", kernels)
+    network, fed = Network(), np.ones((8, 1, 10, 10), "float32")
+    with FlopCounterMode(display=False) as counter:
+        network(torch.from_numpy(fed)).square().mean().backward()
+    main, startup = Program(), Program()
+    with fluid.program_guard(main, startup):
+        x = fluid.layers.data(name="x", shape=[1, 10, 10], dtype="float32")
+        loss = network(x).square().mean()
+        fluid.optimizer.SGD(0.1).minimize(loss)
+    scope = fluid.Scope()
+    fluid.Executor(fluid.CPUPlace()).run(startup, scope=scope)
+    executor = fluid.ParallelExecutor(False, loss_name=loss.name, main_program=main, scope=scope)
+    executor.run([loss.name], {"x": fed})
+    executor.close()
+    assert sum(op.flops for op in watch.graphs[-1][1].ops) == counter.get_total_flops()
+
+
 @pytest.mark.parametrize(
     ("replicas", "num_threads", "expected"),
     [("1", 0, Threads(1, 8)), ("2", 0, Threads(2, 4)), ("1", 3, Threads(3, 2)), ("1", 40, Threads(8, 1))],
@@ -99,4 +138,6 @@ def test_threads_that_run_are_reported_not_those_of_the_pool(
     strategy = fluid.ExecutionStrategy()
     strategy.num_threads = num_threads
     fluid.ParallelExecutor(False, main_program=main, scope=fluid.Scope(), exec_strategy=strategy).close()
-    assert watch.threads == [expected]
+    [found] = watch.threads
+    assert found is not None and replace(found, matrix_gflops=0.0) == expected
+    assert found.matrix_gflops > 0.1  # of any processor

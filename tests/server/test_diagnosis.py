@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from functools import partial
+from operator import lt
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -108,6 +111,23 @@ async def test_waits_are_those_of_the_newest_seconds(sqlite_server: Server) -> N
             await trainer.frame(Kind.EXCHANGE, body=body | {"rows": rows}, step=step, t0_ns=(20 - at_s) * 10**9)
         found = await until_answer(lambda: why(sqlite_server, job_id), lambda found: len(found) > 1)
     assert found[0]["sentence"] == "50 % of each step waits for pserver-1; the other servers take 0.33 ms"
+
+
+async def test_a_node_whose_disk_is_full_is_named(sqlite_server: Server) -> None:
+    job = await sqlite_server.submit()
+    async with sqlite_server.agent(await sqlite_server.join()) as agent:
+        [replica] = await agent.desired(1)
+        await agent.start(replica)
+        await steps(SimpleNamespace(frame=partial(agent.frame, replica)), step_ms=60, every_ms=60.5)
+        await until_answer(lambda: why(sqlite_server, job["id"]), bool)
+        for free in (3 << 30, 1 << 20):
+            answered = await agent.count_leases()
+            await agent.send(type="beat", disk={"free_bytes": free, "total_bytes": 20 << 30})
+            await until_answer(agent.count_leases, partial(lt, answered))
+            found = await why(sqlite_server, job["id"])
+            assert found[0]["cause"] == ("full_disk" if free == 1 << 20 else "healthy")
+    name = (await sqlite_server.http.get("/api/v1/nodes")).json()["items"][0]["name"]
+    assert found[0]["sentence"].startswith(f"the disk of {name} is full: 1.0 MB of 21,475 MB are free")
 
 
 async def test_a_pass_without_training_is_evaluation() -> None:

@@ -407,7 +407,7 @@ class Agent:
     def _heartbeat(self) -> str:
         self._drain_sent = bool(self._draining)
         self._clocks.sent(time.time_ns())
-        return messages.heartbeat(self._draining, self._clocks.offset)
+        return messages.heartbeat(self._draining, self._clocks.offset, self._settings.state_dir)
 
     async def _receive(self, websocket: ClientConnection, outgoing: Outgoing, ttl_s: float) -> None:
         while True:

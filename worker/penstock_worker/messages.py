@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -23,6 +25,7 @@ from penstock.protocol.agent import (
     MAX_FINDINGS,
     Desired,
     DesiredSet,
+    DiskSpace,
     FromServer,
     Heartbeat,
     Hello,
@@ -141,10 +144,18 @@ def explanation(body: bytes | bytearray | None) -> str:
     return f"{problem.get('detail')}; {problem.get('hint')}"
 
 
-def heartbeat(leaving: str, clock: ClockOffset | None) -> str:
-    """Return a heartbeat with the machine's load. `leaving`: why a pilot drains, or ''."""
+def heartbeat(leaving: str, clock: ClockOffset | None, folder: Path) -> str:
+    """Return a heartbeat with the machine's load. `leaving`: why a pilot drains, or ''; `folder`: the agent's state."""
     message = Heartbeat(
         cpu_percent=psutil.cpu_percent(), memory_used_bytes=memory.used_bytes(psutil.virtual_memory().used)
     )
-    also = {"leaving": leaving, "clock": clock}
+    also = {"leaving": leaving, "clock": clock, "disk": _disk(folder)}
     return message.model_copy(update={name: value for name, value in also.items() if value}).encode()
+
+
+def _disk(folder: Path) -> DiskSpace | None:
+    try:
+        found = shutil.disk_usage(folder)
+    except OSError:  # a heartbeat goes on without what only informs
+        return None
+    return DiskSpace(free_bytes=found.free, total_bytes=found.total)

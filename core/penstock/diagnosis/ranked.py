@@ -10,6 +10,8 @@ sentence says so. Each rule looks for one cause and names the place:
 5. gradient exchange between replicas or ranks
 6. threads without work; cores of a machine on which none of the job's threads computes
 7. operators so short that the batch is too small for them
+8. one layer of several alike, or one operator of several alike, that takes longer
+9. a node of the job whose disk is full
 
 Below `NOTICED` of a turn nothing counts as slow: the first finding then says what the step does, and the others follow.
 """
@@ -20,13 +22,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 from penstock.diagnosis.case import NOTICED, Case, case_of, percent, where
 from penstock.diagnosis.compute import exchange, small, threads
+from penstock.diagnosis.disks import disks
+from penstock.diagnosis.layers import layers
 from penstock.diagnosis.servers import servers, ways
 from penstock.diagnosis.stalled import stalled
 from penstock.diagnosis.sums import Finding, OpSum, Sums, Trainer
 from penstock.diagnosis.trainers import input_of, straggler
 
 _RULES: tuple[Callable[[Case, Sequence[Trainer]], Iterable[Finding]], ...] = (
-    servers, ways, straggler, input_of, exchange, threads, small,
+    disks, servers, ways, straggler, input_of, exchange, threads, small, layers,
 )  # fmt: skip
 
 
@@ -53,9 +57,19 @@ def _healthy(case: Case, stepping: Sequence[Trainer]) -> Finding:
     ops = [op for op in one.ops if op.role not in ("communication", "input")]
     total = sum(op.total_ns for op in one.ops)
     sentence = f"nothing is slow: {percent(share)} of the step computes"
+    rate = _matrix_share(one)
+    if rate > 0:
+        sentence += f", {percent(rate)} of the machine's matrix rate"
     op: OpSum | None = None
     if ops and total:
         op = max(ops, key=lambda op: op.total_ns)
         sentence += f", `{op.name}`{where(op)} {percent(op.total_ns / total)} of operator time"
     return Finding(cause="healthy", sentence=sentence, share=share, ms=one.turn_ns / 1e6, place="", tab="graph",
                    op=None if op is None else op.index, graph=one.graph)  # fmt: skip
+
+
+def _matrix_share(one: Trainer) -> float:
+    """Floating-point operations of a step's matmuls over what its threads would multiply in that time; 0 if unknown."""
+    threads = one.workers * one.intra_op_threads
+    flops = sum(op.flops * op.count for op in one.ops) / one.num_steps
+    return min(1.0, flops / (one.turn_ns * one.matrix_gflops * threads)) if threads and one.matrix_gflops else 0.0

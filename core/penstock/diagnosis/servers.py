@@ -11,10 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from penstock.diagnosis.case import NOTICED, Case, ms, percent
-from penstock.diagnosis.sums import Finding, Trainer
+from penstock.diagnosis.sums import Finding, TableLoad, Trainer
 
 WAITS = {"metric": "wait"}
 """What the matrix of the tab shows."""
+SKEWED = 1.5
+"""A server's ids of a table, in means of all servers, from which the table is what makes it slow."""
+HOT = 0.2
+"""Share of a table's pushes from which an id is named."""
 
 
 def servers(case: Case, stepping: Sequence[Trainer]) -> Iterable[Finding]:
@@ -30,15 +34,35 @@ def servers(case: Case, stepping: Sequence[Trainer]) -> Iterable[Finding]:
     block, block_ns = _largest_block(case, [slowest] if alone else list(per_server), len(stepping))
     waited = per_server[slowest] if alone else total
     whom = f"pserver-{slowest}" if alone else f"the {len(per_server)} parameter servers"
+    skewed = _skewed(case, slowest) if alone and rest else None
     sentence = f"{percent(case.share(waited))} of each step waits for {whom}"
+    if skewed is not None:
+        sentence += f", which has {_load(skewed, slowest)}"
     if block and block_ns > 0.3 * waited:
         sentence += f"; `{block}` is {ms(min(block_ns, waited))} of it"
     if alone and rest:
         sentence += f"; the other servers take {ms(statistics.mean(rest))}"
-    hot = bool(block) and block_ns > 0.6 * waited
-    cause = "server" if alone and rest else "table" if hot else "servers"
-    yield Finding(cause=cause, sentence=sentence, share=case.share(waited), ms=waited / 1e6,
-                  place=block if cause == "table" else whom, tab="sync", query=WAITS)  # fmt: skip
+    cause = "server" if alone and rest else "table" if block_ns > 0.6 * waited else "servers"
+    place, query = (block if cause == "table" else whom), WAITS
+    if skewed is not None:
+        cause, place, query = "hot_table", skewed.name, WAITS | {"table": skewed.name}
+    yield Finding(cause=cause, sentence=sentence, share=case.share(waited), ms=waited / 1e6, place=place, tab="sync",
+                  query=query)  # fmt: skip
+
+
+def _skewed(case: Case, server: int) -> TableLoad | None:
+    """The table of which a server has more ids than the others have in the mean, if there is one."""
+    found = [one for one in case.sums.tables if len(one.ids) > 1 and _part(one, server) * len(one.ids) > SKEWED]
+    return max(found, key=lambda one: one.ids.get(server, 0), default=None)
+
+
+def _part(table: TableLoad, server: int) -> float:
+    return table.ids.get(server, 0) / max(1, sum(table.ids.values()))
+
+
+def _load(table: TableLoad, server: int) -> str:
+    text = f"{percent(_part(table, server))} of the ids of `{table.name}`"
+    return text + (f", id {table.hot_id} alone {percent(table.hot_share)}" if table.hot_share > HOT else "")
 
 
 def _largest_block(case: Case, servers: Sequence[int], num_trainers: int) -> tuple[str, float]:

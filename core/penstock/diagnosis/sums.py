@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 class OpSum:
     """What one operator did. `index`: in the graph document; `role`: forward, backward, …, communication or input.
 
-    `split`: share of its time that intra-op threads divide.
+    `split`: share of its time that intra-op threads divide. `type`, `sizes`: by which operators are alike; `flops`: of
+    one run, 0 if unknown.
     """
 
     index: int
@@ -20,6 +21,9 @@ class OpSum:
     count: int
     total_ns: int
     split: float = 0.0
+    type: str = ""
+    sizes: str = ""
+    flops: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,8 @@ class Trainer:
     `silent_s`: since its last step ended; `last_step`: its number. `workers`: operators that run at once, each on up to
     `intra_op_threads` (0 if unknown). `node`: its machine, '' if unknown; `num_cores`: of that, those that the job may
     use, 0 if unknown. `path_ns`: of a step's longest chain of operators that wait for one another, 0 if unknown.
-    `evaluates`: it runs a graph that does not train, so no step is expected of it. `sampled_step`: the
-    newest one that was recorded operator by operator.
+    `evaluates`: it runs a graph that does not train, so no step is expected of it. `sampled_step`: the newest
+    one that was recorded operator by operator. `matrix_gflops`: that one of its threads multiplies, 0 if unknown.
     """
 
     index: int
@@ -49,6 +53,7 @@ class Trainer:
     path_ns: float = 0.0
     evaluates: bool = False
     sampled_step: int | None = None
+    matrix_gflops: float = 0.0
 
     @property
     def turn_ns(self) -> float:
@@ -76,12 +81,33 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class TableLoad:
+    """A sparse table. `ids`: pulled and pushed, by pserver; `hot_id`: pushed most, in `hot_share` of pushes."""
+
+    name: str
+    ids: Mapping[int, int]
+    hot_id: str = ""
+    hot_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Where the agent of a node of the job has logs, checkpoints and spooled telemetry. `node`: its name."""
+
+    node: str
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sums:
     """All that is known. `running`: steps are expected."""
 
     trainers: tuple[Trainer, ...]
     waits: tuple[Wait, ...] = ()
     running: bool = True
+    tables: tuple[TableLoad, ...] = ()
+    disks: tuple[Disk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from penstock.exec.fed import Feeds
 from penstock.exec.feeding import check_guards, merge, resolved_seed
 from penstock.exec.fetching import SelectedRowsValue, as_array, fetch_names
 from penstock.exec.lowering import Lowered, bind, lower, resize, set_random_states, static_shapes
+from penstock.exec.matrix_rate import matrix_gflops
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import settled
 from penstock.exec.places import num_cores
@@ -91,14 +92,19 @@ class DataParallel:
         shared = self._across is not None and self._across.kind == "ring" and capability("memfd").present
         self.temporaries = Temporaries(program, self.choice, retention, shared=shared)
         self._times = DeviceTrace(self.engine) if on_gpus(memory.devices) else None
-        threads = None if on_gpus(memory.devices) else Threads(self.engine.num_workers, self.intra_op_threads)
-        self._watch = telemetry.session().watch(self._times or self.engine, name=name, threads=threads)
+        self._watch = telemetry.session().watch(self._times or self.engine, name=name, threads=self._threads)
         self._shown = ShownGraphs(self._watch, name=name, num_threads=self.num_threads)
         self.last_step = -1
         self._revision = -1
         self._idle: Lowered | None = None
         self._writes = self._drawn = False
         self._follow_program()
+
+    def _threads(self) -> Threads | None:
+        """What runs the graphs; None on GPUs. Measures once in a process."""
+        if on_gpus(self.memory.devices):
+            return None
+        return Threads(self.engine.num_workers, self.intra_op_threads, matrix_gflops())
 
     # -- one step --------------------------------------------------------------------------------
 

@@ -14,6 +14,9 @@ from penstock.protocol.graphdoc import GraphDocument, Op, OpKind, RoleName, Sync
 from penstock.ps.remote import GEO_STEP, RECV_STEP, REMOTE_TYPES, SEND_AHEAD, SEND_STEP
 
 _REMOTE = REMOTE_TYPES | {SEND_STEP, RECV_STEP, SEND_AHEAD, GEO_STEP}
+_MATMULS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "penstock.product.default")
+_CONVOLUTIONS = {"aten.convolution.default": 1, "aten.convolution_backward.default": 2}
+"""Which input is the weight."""
 _ROLES: list[tuple[Role, RoleName]] = [
     (Role.OPTIMIZE, "optimize"),
     (Role.LR_SCHED, "lr_sched"),
@@ -94,7 +97,7 @@ def _op(handle: OpHandle, values: _Values) -> Op:
         inputs=[v for v, _ in inputs],
         outputs=[v for v, _ in made],
         bytes=sum(b for _, b in inputs) + sum(b for _, b in made),
-        flops=_flops(handle, [v for v, _ in inputs]),
+        flops=_flops(handle, [v for v, _ in inputs], [v for v, _ in made]),
     )
 
 
@@ -114,9 +117,23 @@ def _role(handle: OpHandle) -> RoleName:
     return next(name for flag, name in _ROLES if handle.op.role & flag)
 
 
-def _flops(handle: OpHandle, inputs: list[Value]) -> int:
-    """Multiply-adds times two of a matrix product; 0 for everything else."""
-    if handle.op.type not in ("aten.mm.default", "aten.addmm.default", "aten.bmm.default"):
-        return 0
-    left, right = inputs[-2].shape, inputs[-1].shape
-    return 2 * math.prod(left) * right[-1] if left and right else 0
+def _flops(handle: OpHandle, inputs: list[Value], outputs: list[Value]) -> int:
+    """Multiply-adds times two of a matmul or a convolution; 0 for everything else.
+
+    The sizes of a matmul's operands and result decide, whichever of them are stored transposed: of [b, m, k], [b, k, n]
+    and [b, m, n] the product is b^3 (m k n)^2.
+    """
+    kind = handle.op.type
+    if kind in _MATMULS and inputs and outputs:
+        first = 1 if kind == "aten.addmm.default" else 0
+        shapes = [value.shape for value in (*inputs[first : first + 2], outputs[0])]
+        batch = math.prod(shapes[2][:-2])
+        return 2 * math.isqrt(math.prod(map(math.prod, shapes)) // batch) if batch else 0
+    if kind in _CONVOLUTIONS and len(inputs) > _CONVOLUTIONS[kind] and outputs:
+        at = _CONVOLUTIONS[kind]
+        weight, result, made = inputs[at].shape, outputs[0], [value.shape for value in outputs]
+        times = 1
+        if kind == "aten.convolution_backward.default":  # of the result; which gradients there are, sizes tell
+            result, times = inputs[0], (inputs[1].shape in made) + (weight in made)
+        return 2 * times * math.prod(result.shape) * math.prod(weight[1:])
+    return 0

@@ -73,10 +73,17 @@ class Hello(Message):
     records: bool = Field(default=False, description="it takes a `record`; an older agent would hang up")
 
 
+class DiskSpace(Message):
+    """The file system of an agent's state folder: where logs, snapshots and spooled frames are."""
+
+    free_bytes: Annotated[int, Field(ge=0, lt=1 << 62)]
+    total_bytes: Annotated[int, Field(ge=0, lt=1 << 62)]
+
+
 class Heartbeat(Message):
     """Heartbeat of an agent. `leaving`: why a pilot drains; nothing is placed there once this is answered.
 
-    `clock`: of the node against the server's, as the heartbeats before show.
+    `clock`: of the node against the server's, as the heartbeats before show. `disk`: None if it cannot be read.
     """
 
     type: Literal["beat"] = "beat"
@@ -84,6 +91,7 @@ class Heartbeat(Message):
     memory_used_bytes: int = 0
     leaving: Short = ""
     clock: ClockOffset | None = None
+    disk: DiskSpace | None = None
 
 
 class ReplicaReport(Message):

@@ -68,9 +68,7 @@ class Kind(IntEnum):
     SCALARS = 9  # JSON {step, time_ns, values: {name: number|null}} from penstock.telemetry.log; null: not finite
     GOODBYE = 10  # JSON {failed, error} the process closed its telemetry on purpose
     LOG = 11  # [TEXT] raw bytes of a log; step = byte offset in the file, flags bit 1 = stderr
-    GRAPH_USED = (
-        12  # JSON {hash, workers?, intra_op_threads?}: the following OP_* and SYNC frames index this graph's operators
-    )
+    GRAPH_USED = 12  # JSON {hash, `Threads`?}: the following OP_* and SYNC frames index this graph's operators
     EXCHANGE = 13  # JSON {peers, blocks, rows, tables?}: sums of the exchange with parameter servers; newest counts
     INPUT_EVENTS = 14  # [START_NS, DURATION_NS, WORK, THREAD] what the data feed did around sampled steps
 

@@ -86,22 +86,30 @@ class GraphDocument(_Doc):
 class Threads:
     """How a process runs its graphs: `workers` operators at once, each on up to `intra_op` threads.
 
+    `matrix_gflops`: 10^9 floating-point operations a second that one thread multiplies in float32, 0 if unknown.
+
     Part of GRAPH_USED and not of the document, so that a graph has one hash on machines of different sizes.
     """
 
     workers: int
     intra_op: int
+    matrix_gflops: float = 0.0
 
-    def body(self) -> dict[str, int]:
+    def body(self) -> dict[str, float]:
         """Return the fields of a GRAPH_USED frame."""
-        return {"workers": self.workers, "intra_op_threads": self.intra_op}
+        return {
+            "workers": self.workers, "intra_op_threads": self.intra_op,
+            **({"matrix_gflops": self.matrix_gflops} if self.matrix_gflops else {}),
+        }  # fmt: skip
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Threads | None:
         """Read them from a frame's body; None if they are not there (an older process), or no numbers of threads."""
         found = [body.get("workers"), body.get("intra_op_threads")]
         counts = [value for value in found if type(value) is int and 0 < value < MOST_THREADS]
-        return cls(*counts) if len(counts) == len(found) else None
+        rate = body.get("matrix_gflops")
+        known = isinstance(rate, float) and math.isfinite(rate) and rate > 0
+        return cls(*counts, rate if known else 0.0) if len(counts) == len(found) else None
 
 
 MOST_THREADS = 1 << 16

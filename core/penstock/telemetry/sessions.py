@@ -46,6 +46,8 @@ INTERVAL_S = 0.1
 CLOSE_S = 2.0
 _log = logging.getLogger(__name__)
 
+ThreadsOf = Callable[[], Threads | None]
+
 
 class Session(Protocol):
     """What a process reports of itself. No method waits for a peer (`close`: at most 2 s) or raises because of one.
@@ -60,8 +62,8 @@ class Session(Protocol):
         """
         return
 
-    def watch(self, source: TraceSource, *, name: str, threads: Threads | None = None) -> Watch:
-        """Start to drain a source, one for each executor. `threads`: that run its graphs; None if that is unknown."""
+    def watch(self, source: TraceSource, *, name: str, threads: ThreadsOf | None = None) -> Watch:
+        """Start to drain a source, one for each executor. `threads`: tells what runs its graphs, if it is watched."""
         return NullWatch()
 
     def exchange(
@@ -148,13 +150,14 @@ class Watched(Session):
             self._sender.edit(lambda outbox: outbox.introduce(hello), redial=self._redials and self._started)
             self._start()
 
-    def watch(self, source: TraceSource, *, name: str, threads: Threads | None = None) -> Watch:
+    def watch(self, source: TraceSource, *, name: str, threads: ThreadsOf | None = None) -> Watch:
+        counts = None if threads is None else threads()
         with self._lock:
             if self._closed:
                 return NullWatch()
             self._start()
             collector = Collector(self.sampler)
-            watch = LiveWatch(source, collector, name=name, on_close=self._close_watch, threads=threads)
+            watch = LiveWatch(source, collector, name=name, on_close=self._close_watch, threads=counts)
             self._watches.append(watch)
             return watch
 

@@ -119,6 +119,8 @@ async def _message(runtime: Runtime, link: AgentLink, message: FromAgent) -> Non
             )  # fmt: skip
             if offset is not None and runtime.agents.note_clock(link, offset):
                 runtime.publisher.mark_clocks()
+            if message.disk is not None:
+                runtime.agents.note_disk(link, message.disk)
             if leaving and not link.leaving:
                 link.leaving = leaving
                 await runtime.nodes.leave(link.node_id, leaving)  # before the answer: no placement follows that

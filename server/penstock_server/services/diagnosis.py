@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from sqlalchemy import func, select
 
-from penstock.diagnosis import Finding, Sums, Wait, diagnose
+from penstock.diagnosis import Disk, Finding, Sums, TableLoad, Wait, diagnose
 from penstock.protocol.frames import Kind
 from penstock.protocol.states import LIVE_REPLICA, TERMINAL_JOB
 from penstock_server.db import Database
@@ -29,6 +29,7 @@ from penstock_server.services.evidence import (
 from penstock_server.services.exchange import Exchanges
 from penstock_server.services.jobs import Jobs
 from penstock_server.services.storage import JobStorage
+from penstock_server.streams.agents import Agents
 from penstock_server.streams.recorder import Recorder
 from penstock_server.tables import MetricRow, NodeRow, ReplicaRow
 
@@ -49,8 +50,9 @@ class Diagnoses:
 
     def __init__(
         self, database: Database, jobs: Jobs, storage: JobStorage, exchanges: Exchanges, recorder: Recorder,
-        *, silent_s: Callable[[int], float],
+        agents: Agents, *, silent_s: Callable[[int], float],
     ) -> None:  # fmt: skip
+        self._agents = agents
         self._db, self._jobs, self._storage, self._silent_s = database, jobs, storage, silent_s
         self._exchanges, self._recorder = exchanges, recorder
         self._graphs: OrderedDict[str, GraphFacts] = OrderedDict()
@@ -73,7 +75,10 @@ class Diagnoses:
             for index, points in sorted(series.items())
             if index in replicas
         ]  # fmt: skip
-        sums = Sums(tuple(trainers), await self._waits(job, window_ns), running=job.state == "RUNNING")
+        sums = Sums(
+            tuple(trainers), await self._waits(job, window_ns), running=running, tables=await self._tables(job),
+            disks=await self._disks_of(job),
+        )  # fmt: skip
         findings = diagnose(sums)
         return api.Diagnosis(
             job_id=job.id,
@@ -119,6 +124,27 @@ class Diagnoses:
             taken = {node: int(cpus) for node, cpus in await session.execute(reserved)}
             rows = (await session.execute(select(NodeRow.id, NodeRow.cpus).where(NodeRow.id.in_(nodes)))).all()
         return {row.id: max(0, row.cpus - taken.get(row.id, 0)) for row in rows}
+
+    async def _tables(self, job: api.Job) -> tuple[TableLoad, ...]:
+        if not any(r.role == "pserver" for r in job.replicas):
+            return ()
+        found = (await self._exchanges.tables_of(job.id)).tables
+        return tuple(
+            TableLoad(
+                one.name, {part.pserver: part.pulled + part.pushed for part in one.parts},
+                one.hot[0].id if one.hot else "", one.hot[0].share if one.hot else 0.0,
+            )
+            for one in found
+        )  # fmt: skip
+
+    async def _disks_of(self, job: api.Job) -> tuple[Disk, ...]:
+        nodes = {r.node_id for r in job.replicas if r.node_id is not None}
+        disks = {node: disk for node in nodes if (disk := self._agents.disk_of(node)) is not None}
+        if not disks:
+            return ()
+        async with self._db.read() as session:
+            names = (await session.execute(select(NodeRow.id, NodeRow.name).where(NodeRow.id.in_(disks)))).all()
+        return tuple(Disk(row.name, disks[row.id].free_bytes, disks[row.id].total_bytes) for row in names)
 
     async def step_times(self, job_id: str, window_ns: int) -> dict[int, list[Point]]:
         """Return the points of each trainer, ascending: the newest of `window_ns`, and at least `MIN_POINTS`."""

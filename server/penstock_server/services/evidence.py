@@ -23,12 +23,15 @@ Point = tuple[int, int, float]
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """What a diagnosis needs of an operator. `split`: share of its time that intra-op threads divide."""
+    """What a diagnosis needs of an operator: see `penstock.diagnosis.OpSum`."""
 
     name: str
     role: str
     module: str
-    split: float
+    split: float = 0.0
+    type: str = ""
+    sizes: str = ""
+    flops: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +89,18 @@ def decoded(raw: Sequence[bytes]) -> list[Frame]:
 def facts_of(text: str) -> GraphFacts:
     """Read a stored document. Cost: some 0.1 s for 20,000 operators."""
     document = GraphDocument.model_validate_json(text)
-    ops = tuple(OpFacts(op.name, role_of(op), op.module, split_share(op)) for op in document.ops)
+    ops = tuple(
+        OpFacts(op.name, role_of(op), op.module, split_share(op), op.type, _sizes(op), op.flops) for op in document.ops
+    )
     edges = np.array(document.edges, np.int32).reshape(-1, 2)
     edges = edges[edges[:, 0] < edges[:, 1]]
     return GraphFacts(
         ops, edges[np.argsort(edges[:, 1], kind="stable")], any(op.role in ("backward", "optimize") for op in ops)
     )
+
+
+def _sizes(op: Op) -> str:
+    return " ".join("x".join(map(str, value.shape)) for value in (*op.inputs, *op.outputs))
 
 
 def role_of(op: Op) -> str:
@@ -173,12 +182,16 @@ def trainer_of(
         workers=threads.workers, intra_op_threads=threads.intra_op, node=node, num_cores=cores,
         idle=max(0.0, 1 - statistics.median(ran.busy) / threads.workers) if ran.threads and ran.busy else None,
         graph=ran.graph, ops=ops, evaluates=ran.evaluates, sampled_step=ran.sampled_step,
+        matrix_gflops=threads.matrix_gflops,
         path_ns=_path_ns(facts, ops) if has_more_cores else 0.0,
     )  # fmt: skip
 
 
 def _op_sum(at: int, facts: OpFacts, ran: Ran) -> OpSum:
-    return OpSum(at, facts.name, facts.role, facts.module, ran.count[at], ran.total_ns[at], split=facts.split)
+    return OpSum(
+        at, facts.name, facts.role, facts.module, ran.count[at], ran.total_ns[at], split=facts.split, type=facts.type,
+        sizes=facts.sizes, flops=facts.flops,
+    )  # fmt: skip
 
 
 def _path_ns(facts: GraphFacts, ops: Sequence[OpSum]) -> float:

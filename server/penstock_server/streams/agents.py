@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.protocol.agent import PilotTerms
+from penstock.protocol.agent import DiskSpace, PilotTerms
 from penstock.protocol.clocks import ClockOffset
 from penstock_server.problems import Conflict
 from penstock_server.streams.nodeload import NodeLoads
@@ -51,6 +51,7 @@ class Agents:
         self.loads = NodeLoads()
         self._links: dict[str, AgentLink] = {}
         self._clocks: dict[str, ClockOffset] = {}
+        self._disks: dict[str, DiskSpace] = {}
 
     def connect(self, link: AgentLink, *, alive_s: float) -> None:
         """Take a new connection; the node's old one, if any, is closed.
@@ -77,6 +78,14 @@ class Agents:
             return False
         self._clocks[link.node_id] = offset
         return True
+
+    def note_disk(self, link: AgentLink, disk: DiskSpace) -> None:
+        """Note the space that a node's agent has left."""
+        self._disks[link.node_id] = disk
+
+    def disk_of(self, node_id: str) -> DiskSpace | None:
+        """Return a node's disk space of its last heartbeat since this server started; of an older agent None."""
+        return self._disks.get(node_id)
 
     def clock_of(self, node_id: str) -> ClockOffset | None:
         """Return how far a node's clock is ahead of this server's, as last found since this server started."""
