@@ -92,7 +92,6 @@ class Job:
 
 
 ONE_CORE = ("taskset", "-c", "0")
-PAIRS = {"servers": 2, "trainers": 2}
 INPUT = r"input: \d+ % of the step{} waits for data"
 SERVER = r"of each step waits for {}"
 LATE = r"trainer {} is .* ms later than the others"
@@ -105,8 +104,10 @@ SLOW = [
     Job("a reader that sleeps, LeNet", INPUT.format(""), "--model lenet --rows 64 --read-ms 80"),
     Job("a reader that sleeps, transformer", INPUT.format(""), f"{ENCODER} 2 --read-ms 80"),
     Job("a reader that sleeps, async", INPUT.format(""), "--mode async --read-ms 120", servers=1),
-    Job("the reader of trainer 0", INPUT.format(" of trainer 0"), "--read-ms 150 --slow-reader-of 0", **PAIRS),
-    Job("the reader of trainer 1", INPUT.format(" of trainer 1"), "--read-ms 150 --slow-reader-of 1", **PAIRS),
+    Job("the reader of trainer 0", INPUT.format(" of trainer 0"), "--read-ms 150 --slow-reader-of 0",
+        servers=2, trainers=2),
+    Job("the reader of trainer 1", INPUT.format(" of trainer 1"), "--read-ms 150 --slow-reader-of 1",
+        servers=2, trainers=2),
     Job("one core", "one thread computes on a machine of 2 cores", "--width 1024 --rows 512", prefix=ONE_CORE),
     Job("one core, LeNet", "one thread computes on a machine of 2 cores", "--model lenet", prefix=ONE_CORE),
     Job("one core, transformer", "one thread computes on a machine of 2 cores", f"{ENCODER} 3", prefix=ONE_CORE),
@@ -114,20 +115,20 @@ SLOW = [
     Job("batches of one row, two threads", "batches are too small", "--rows 1 --width 16 --layers 12 --threads 2"),
     Job("batches of one row, transformer", "batches are too small",
         "--model transformer --width 16 --rows 1 --layers 6"),
-    Job("slow server 0", SERVER.format("pserver-0"), part=(("pserver", 0),), **PAIRS),
-    Job("slow server 1", SERVER.format("pserver-1"), part=(("pserver", 1),), **PAIRS),
+    Job("slow server 0", SERVER.format("pserver-0"), part=(("pserver", 0),), servers=2, trainers=2),
+    Job("slow server 1", SERVER.format("pserver-1"), part=(("pserver", 1),), servers=2, trainers=2),
     Job("slow server 1, one trainer", SERVER.format("pserver-1"), part=(("pserver", 1),), servers=2),
     Job("slow server 2 of 3", SERVER.format("pserver-2"), part=(("pserver", 2),), servers=3),
     Job("the only server", SERVER.format("(pserver-0|.*fc)"), part=(("pserver", 0),), servers=1),
     Job("both servers", SERVER.format("the 2 parameter servers"), part=(("pserver", 0), ("pserver", 1)), servers=2),
-    Job("slow trainer 0", LATE.format(0), part=(("trainer", 0),), **PAIRS),
-    Job("slow trainer 1", LATE.format(1), part=(("trainer", 1),), **PAIRS),
+    Job("slow trainer 0", LATE.format(0), part=(("trainer", 0),), servers=2, trainers=2),
+    Job("slow trainer 1", LATE.format(1), part=(("trainer", 1),), servers=2, trainers=2),
     Job("slow trainer 2 of 3", LATE.format(2), part=(("trainer", 2),), servers=1, trainers=3),
-    Job("stopped trainer 0", SILENT.format(0), stopped=(("trainer", 0),), **PAIRS),
-    Job("stopped trainer 1", SILENT.format(1), stopped=(("trainer", 1),), **PAIRS),
+    Job("stopped trainer 0", SILENT.format(0), stopped=(("trainer", 0),), servers=2, trainers=2),
+    Job("stopped trainer 1", SILENT.format(1), stopped=(("trainer", 1),), servers=2, trainers=2),
     Job("the only trainer stopped", r"no trainer has finished a step for \d+ s", stopped=(("trainer", 0),)),
-    Job("stopped server 0", HANGS.format("pserver-0"), stopped=(("pserver", 0),), **PAIRS),
-    Job("stopped server 1", HANGS.format("pserver-1"), stopped=(("pserver", 1),), **PAIRS),
+    Job("stopped server 0", HANGS.format("pserver-0"), stopped=(("pserver", 0),), servers=2, trainers=2),
+    Job("stopped server 1", HANGS.format("pserver-1"), stopped=(("pserver", 1),), servers=2, trainers=2),
     Job("layer 3 of 6 in float64", r"`layers\.3` takes .* times the median of its 5 siblings",
         f"{ENCODER} 6 --odd-layer 3"),
     Job("layer 0 of 5 in float64", r"`layers\.0` takes .* times the median of its 4 siblings",

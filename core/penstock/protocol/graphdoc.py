@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NewType
+from typing import Any, Literal, NewType, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -105,14 +105,14 @@ class Threads:
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Threads | None:
         """Read them from a frame's body; None if they are not there (an older process), or no numbers of threads."""
-        found = [body.get("workers"), body.get("intra_op_threads")]
-        counts = [value for value in found if type(value) is int and 0 < value < MOST_THREADS]
-        rate = body.get("matrix_gflops")
-        known = isinstance(rate, float) and math.isfinite(rate) and rate > 0
-        return cls(*counts, rate if known else 0.0) if len(counts) == len(found) else None
+        workers, intra_op, rate = (body.get(name) for name in ("workers", "intra_op_threads", "matrix_gflops"))
+        if not _is_count(workers) or not _is_count(intra_op):
+            return None
+        return cls(workers, intra_op, rate if isinstance(rate, float) and 0 < rate < math.inf else 0.0)
 
 
-MOST_THREADS = 1 << 16
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 < value < 1 << 16
 
 
 def canonical(document: GraphDocument) -> bytes:
