@@ -55,11 +55,11 @@ function asked(fails = false) {
 
 test("it is asked again when steps came, and at most every two seconds", async () => {
   const { store, count } = asked();
-  await store.tick(0, 1, true);
-  await store.tick(ASK_MS - 1, 2, true);
+  await store.tick(0, 1, false);
+  await store.tick(ASK_MS - 1, 2, false);
   expect(count()).toBe(1);
-  await store.tick(ASK_MS, 2, true);
-  await store.tick(2 * ASK_MS, 2, true);
+  await store.tick(ASK_MS, 2, false);
+  await store.tick(2 * ASK_MS, 2, false);
   expect(count()).toBe(2);
 });
 
