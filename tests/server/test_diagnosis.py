@@ -74,6 +74,19 @@ async def test_silence_is_measured_by_when_reports_arrive(tmp_path: Path) -> Non
     assert found[0]["sentence"] == "no trainer has finished a step for 11 s, since step 40; a step takes 60.5 ms"
 
 
+async def test_a_process_that_began_anew_is_not_silent(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running(settings_for(tmp_path), clock) as server:
+        async with server.attached() as trainer:
+            job_id = trainer.registered["job_id"]
+            await steps(trainer, step_ms=60, every_ms=60.5)
+            await until_answer(lambda: why(server, job_id), bool)
+        clock.advance(11)
+        async with server.attached(pid=8) as trainer:
+            assert trainer.registered["job_id"] == job_id
+            assert (await why(server, job_id))[0]["cause"] == "healthy"
+
+
 async def test_a_slow_server_is_named_by_what_trainers_counted(sqlite_server: Server) -> None:
     body = {
         "peers": ["127.0.0.1:6174", "127.0.0.1:6175"], "blocks": ["", "user.embedding.block0"],

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Callable
+from datetime import datetime
 
 from sqlalchemy import func, select
 
@@ -50,7 +51,7 @@ class Diagnoses:
 
     def __init__(
         self, database: Database, jobs: Jobs, storage: JobStorage, exchanges: Exchanges, recorder: Recorder,
-        agents: Agents, *, silent_s: Callable[[int], float],
+        agents: Agents, *, silent_s: Callable[[int, datetime | None], float],
     ) -> None:  # fmt: skip
         self._agents = agents
         self._db, self._jobs, self._storage, self._silent_s = database, jobs, storage, silent_s
@@ -70,7 +71,7 @@ class Diagnoses:
             trainer_of(
                 index, points, ran.get(index), self._graphs, node=replicas[index].node_id or "",
                 cores=cores.get(replicas[index].node_id or "", 0),
-                silent_s=self._silent_s(replicas[index].stream) if running else 0.0,
+                silent_s=self._silent_s(replicas[index].stream, replicas[index].started_at) if running else 0.0,
             )
             for index, points in sorted(series.items())
             if index in replicas

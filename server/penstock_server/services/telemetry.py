@@ -7,6 +7,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -45,6 +46,7 @@ class Telemetry:
         self._reported: OrderedDict[int, tuple[int, int]] = OrderedDict()  # step and time_ns, by stream
         self._arrived: dict[int, float] = {}  # of those, when on the monotonic clock
         self._started = clock.monotonic()
+        self._started_at = clock.now()
 
     async def find(self, stream: int) -> StreamSource | None:
         """Return what a stream stands for."""
@@ -98,12 +100,16 @@ class Telemetry:
             self._arrived.pop(self._reported.popitem(last=False)[0], None)
         return rows
 
-    def silent_s(self, stream: int) -> float:
+    def silent_s(self, stream: int, began_at: datetime | None) -> float:
         """Return for how many seconds, by this server's monotonic clock, no step of a process has been reported.
 
-        Of a process that reported none since the server started: since then. Wall clocks of hosts do not matter.
+        `began_at`: when it began, by this server. Of one that began before the server and reported none to it: since
+        the server started. One that has begun and reported none yet is not silent. Wall clocks of hosts do not matter.
         """
-        return self._clock.monotonic() - self._arrived.get(stream, self._started)
+        at = self._arrived.get(stream)
+        if at is None:
+            at = self._started if began_at is not None and began_at < self._started_at else self._clock.monotonic()
+        return self._clock.monotonic() - at
 
     def _step(self, source: StreamSource, step: int, time_ns: int) -> None:
         if source.role == "trainer":
