@@ -17,6 +17,7 @@ from penstock.command import (
     cluster_ray,
     convert,
     doctor,
+    draining,
     export,
     fluid,
     jobs,
@@ -83,6 +84,7 @@ app.command("check-fluid")(fluid.check_fluid)
 app.command("convert-fluid")(convert.convert_fluid)
 app.command("login-link")(nodes.login_link)
 app.add_typer(projects.project_commands, name="project")
+app.add_typer(draining.node_commands, name="node")
 app.add_typer(webhooks.webhook_commands, name="webhooks")
 app.add_typer(nodes.token_commands, name="token")
 app.add_typer(nodes.agent_commands, name="agent")

@@ -355,9 +355,24 @@ class Client:
         body = {"expires_in_s": expires_in_s, **({"reusable": True} if reusable else {})}
         return cast(JoinToken, self._json("POST", "/join-tokens", json=body))
 
-    def want_node(self, node_id: str, what: Literal["cordon", "uncordon", "drain"], *, etag: str | None = None) -> Node:
-        """Cordon, uncordon or drain a node. `etag`: raises Conflict if it has changed since (`If-Match`)."""
-        return cast(Node, self._json("POST", f"/nodes/{_segment(node_id)}:{what}", headers=_if_match(etag)))
+    def node(self, node_id: str) -> Node:
+        """Return one node."""
+        return cast(Node, self._json("GET", f"/nodes/{_segment(node_id)}"))
+
+    def want_node(
+        self,
+        node_id: str,
+        what: Literal["cordon", "uncordon", "drain"],
+        *,
+        deadline_s: float | None = None,
+        etag: str | None = None,
+    ) -> Node:
+        """Cordon, uncordon or drain a node. `etag`: raises Conflict if it has changed since (`If-Match`).
+
+        `deadline_s`: of a drain, after which what still runs there is preempted; None: it is waited for.
+        """
+        body = {} if deadline_s is None else {"json": {"deadline_s": deadline_s}}
+        return cast(Node, self._json("POST", f"/nodes/{_segment(node_id)}:{what}", headers=_if_match(etag), **body))
 
     def pilots(self) -> list[Pilot]:
         """Return the pilots of all clusters; none of a server that does not know them."""

@@ -322,7 +322,7 @@ class Publisher:
     async def _node_views(self) -> list[dict[str, Any]]:
         async with self._db.read() as session:
             rows = (await session.execute(select(NodeRow).order_by(NodeRow.id))).scalars().all()
-            nodes = await node_views(session, rows, self._agents)
+            nodes = await node_views(session, rows, self._agents, self._clock.now())
         found = []
         for number, node in enumerate(nodes, 1):
             found.append(node.model_dump(mode="json"))

@@ -21,6 +21,7 @@ from penstock_server.services.audit import Audit
 from penstock_server.services.changes import Changes
 from penstock_server.services.deliveries import Deliveries
 from penstock_server.services.diagnosis import Diagnoses
+from penstock_server.services.drains import Drains
 from penstock_server.services.exchange import Exchanges
 from penstock_server.services.hangs import Hangs
 from penstock_server.services.jobs import Jobs
@@ -106,6 +107,7 @@ class Runtime:
     projects: Projects
     audit: Audit
     hangs: Hangs
+    drains: Drains
     stacks: Stacks
     recordings: Recordings
     webhooks: Webhooks
@@ -197,6 +199,7 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
         _sweeper(settings, clock, database, recorder),
         agents, hub, ingest, logs, recorder, exchanges, diagnoses, advices, metrics, leases, publisher, scheduling,
         Plans(database, scheduling, agents), Projects(database), Audit(database), hangs,
+        Drains(database, clock, logs.tail),
         Stacks(database, clock, jobs, agents), Recordings(database, clock, jobs, agents),
         webhooks, Deliveries(database, clock, webhooks, Sender(settings.webhook_allow)),
         Traces(database, clock, Collector(settings.otlp_endpoint) if settings.otlp_endpoint else None), [],
@@ -244,6 +247,7 @@ def _wire(runtime: Runtime, live: Live) -> None:
         await runtime.held.step()
         await runtime.tokens.step()
         await runtime.hangs.step()
+        await runtime.drains.step()
         if runtime.publisher.look_at_clock():
             publisher.wake()
         if runtime.scheduling.look_at_clock():

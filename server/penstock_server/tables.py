@@ -127,6 +127,8 @@ class AttemptRow(Base):
 class NodeRow(Base):
     """A machine whose agent joined. `wanted`: what an administrator asked for ('run', 'cordon', 'drain').
 
+    `drain_by`: when what still runs there is preempted, by the wall clock; None if a drain waits for it. `reason`,
+    `reason_detail`: for which its state is as it is.
     `address`: how other nodes reach it, as its agent reports; '' if it does not. `ports`: those that pservers may get.
     `findings`: warnings and errors about the machine, from when its agent connected last (`MachineFinding`).
     """
@@ -137,6 +139,9 @@ class NodeRow(Base):
     host: Mapped[str]
     state: Mapped[str] = mapped_column(String(16))
     wanted: Mapped[str] = mapped_column(String(8), default="run")
+    drain_by: Mapped[datetime | None]
+    reason: Mapped[str] = mapped_column(String(32), default="", server_default="")
+    reason_detail: Mapped[str] = mapped_column(Text, default="", server_default="")
     cpus: Mapped[int]
     gpus: Mapped[int]
     memory_bytes: Mapped[int] = mapped_column(BigInteger)

@@ -98,6 +98,10 @@ export const api = {
   jobs: (pageToken: string | null) =>
     get<Page<Job>>(`/jobs?page_size=200${pageToken === null ? "" : `&page_token=${enc(pageToken)}`}`),
   nodes: () => get<Page<NodeRow>>("/nodes?page_size=200"),
+  wantNode: (id: string, what: "cordon" | "uncordon") => answer<NodeRow>("POST", `/nodes/${enc(id)}:${what}`),
+  /** `deadlineS`: after which what still runs there is preempted; null: it is waited for. */
+  drainNode: (id: string, deadlineS: number | null) =>
+    answer<NodeRow>("POST", `/nodes/${enc(id)}:drain`, { deadline_s: deadlineS }),
   nodeLoads: () => get<{ readonly items: readonly NodeLoad[] }>("/node-loads"),
   pilots: () => get<{ readonly items: readonly PilotRow[] }>("/pilots"),
   tokens: () => get<{ readonly items: readonly TokenRow[] }>("/tokens"),

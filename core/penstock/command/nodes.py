@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock import settings
+from penstock.command.draining import standing
 from penstock.command.options import Json, Token, Url, memory_option
 from penstock.command.output import emit_json, emit_table, note
 from penstock.command.profile import connect
@@ -30,11 +31,14 @@ def nodes(url: Url = None, token: Token = None, json: Json = False) -> None:
         emit_json(found)
         return
     rows = [
-        [n["id"], n["name"], n["state"], f"{n['cpus_used']:g}/{n['cpus']}", str(n["gpus"]), n["last_seen_at"] or "-"]
+        [
+            n["id"], n["name"], n["state"], f"{n['cpus_used']:g}/{n['cpus']}", str(n["gpus"]), n["last_seen_at"] or "-",
+            standing(n) or "-",
+        ]
         for n in found
-    ]
+    ]  # fmt: skip
     empty = "there are no nodes; 'penstock agent token' makes a token with which one joins"
-    emit_table(["NODE", "NAME", "STATE", "CPUS", "GPUS", "LAST SEEN"], rows, empty=empty)
+    emit_table(["NODE", "NAME", "STATE", "CPUS", "GPUS", "LAST SEEN", "REASON"], rows, empty=empty)
     if pilots:
         emit_table(
             ["PILOT", "CLUSTER", "STATE", "REASON"],

@@ -107,6 +107,8 @@ class Node(TypedDict):
     clock: dict[str, Any] | None
     cpus: int
     cpus_used: int
+    drain_by: str | None
+    drain_left_s: float | None
     etag: str
     findings: list[NodeFinding]
     gpus: int
@@ -115,6 +117,8 @@ class Node(TypedDict):
     last_seen_at: str | None
     memory_bytes: int
     name: str
+    reason: str
+    reason_detail: str
     replicas: int
     state: str
     version: str

@@ -80,9 +80,12 @@ async def uncordon_node(server: Server, response: Response, node_id: Id, if_matc
 
 @router.post("/nodes/{node_id:id}:drain", status_code=202, operation_id="drainNode", responses=problems(409, 412))
 @scoped("admin")
-async def drain_node(server: Server, response: Response, node_id: Id, if_match: IfTag = None) -> api.Node:
-    """Place nothing more on a node, and call it drained once what runs there has ended."""
-    return _tagged(response, await server.nodes.want(node_id, "drain", tag=tag_of(if_match)))
+async def drain_node(
+    server: Server, response: Response, node_id: Id, body: api.NodeDrain | None = None, if_match: IfTag = None
+) -> api.Node:
+    """Place nothing more on a node, and call it drained once what runs there has ended, or was preempted."""
+    deadline_s = None if body is None else body.deadline_s
+    return _tagged(response, await server.nodes.want(node_id, "drain", tag=tag_of(if_match), deadline_s=deadline_s))
 
 
 @router.get("/pilots", operation_id="listPilots")

@@ -315,6 +315,7 @@ class Node(Answer):
     """A machine whose agent joined. `address`: at which other nodes reach it; `replicas`: on it now.
 
     `findings`: as of when its agent connected last. `clock`: None until its agent has had two heartbeats answered.
+    `reason`, `reason_detail`: why its state is as it is.
     """
 
     id: str
@@ -322,6 +323,10 @@ class Node(Answer):
     host: str
     address: str
     state: NodeState
+    reason: str
+    reason_detail: str
+    drain_by: Timestamp | None = Field(description="while it drains: when what still runs there is preempted")
+    drain_left_s: float | None = Field(description="seconds until then, when this was answered")
     cpus: int
     gpus: int
     memory_bytes: int
@@ -332,6 +337,14 @@ class Node(Answer):
     findings: list[NodeFinding]
     etag: str = Field(description="for If-Match of a change: a change in between is then refused with 412")
     clock: NodeClock | None
+
+
+class NodeDrain(Request):
+    """How a node is drained."""
+
+    deadline_s: Annotated[float | None, Field(ge=0, le=366 * 86400)] = Field(
+        None, description="seconds after which what still runs there is preempted; null: it is waited for"
+    )
 
 
 PilotState = Literal["PENDING", "RUNNING", "ENDING"]

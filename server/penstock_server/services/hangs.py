@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from sqlalchemy import select
 
 from penstock.protocol.states import TERMINAL_JOB, JobState, ReplicaState
@@ -9,7 +11,8 @@ from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
 from penstock_server.services.arrivals import LEAST_S, Arrivals, Hang
 from penstock_server.services.budget import has_own
-from penstock_server.services.settle import LogTail, end_hung, locked_job, replicas_of, settle
+from penstock_server.services.lifecycle import hung
+from penstock_server.services.settle import LogTail, end_attempt, locked_job, replicas_of, settle
 from penstock_server.services.transitions import noted
 from penstock_server.tables import JobRow
 
@@ -75,7 +78,7 @@ class Hangs:
             noted(tx, job, at=now, reason="hang", detail=f"{job.why}\n{hang.table()}")
             restart = job.spec.get("restart", {})
             if "hang" in restart.get("on", ()) or has_own(restart, "hang"):
-                await end_hung(tx, job, at=now, tail=self._tail)
+                await end_attempt(tx, job, partial(hung, why=job.why), at=now, tail=self._tail)
         return True
 
     async def _over(self, job_id: str, attempt: int) -> None:

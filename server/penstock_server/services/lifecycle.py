@@ -134,11 +134,19 @@ def decide(job: JobFacts) -> Step | Replace | None:
 
 def hung(job: JobFacts, why: str) -> Step:
     """Return what follows for a job whose attempt hangs and is not to be waited for."""
-    budget = _budget(job, "hang")
-    if budget is not None and budget.left:
-        why = f"{why}; {budget.next()} follows"
-        return Step(JobState.RECOVERING, StopReason.HANG, why, is_restart=True, retry_class="hang")
-    return Step(JobState.STOPPING, StopReason.HANG, why)
+    return _followed(job, StopReason.HANG, "hang", why)
+
+
+def preempted(job: JobFacts, why: str, culprit: str | None = None) -> Step:
+    """Return what follows for a job whose attempt has to make room: another, which takes no restart without a budget.
+
+    `culprit`: as of a step.
+    """
+    if "preempted" not in job.own:
+        return Step(JobState.RECOVERING, StopReason.PREEMPTED, f"{why}; it is placed again")
+    if not job.has_started:
+        return Step(JobState.RECOVERING, StopReason.PREEMPTED, f"{why}; nothing had started, so it is placed again")
+    return _followed(job, StopReason.PREEMPTED, "preempted", why, culprit)
 
 
 def may_linger(job_state: JobState, reason: str, role: str) -> bool:
@@ -241,16 +249,21 @@ def _fail(job: JobFacts, failure: _Failure) -> Step | Replace:
     if in_place is not None:
         retry_class, budget = in_place
         return Replace(failure.replica, f"{why}; it is started again: {budget.next()}", retry_class)
-    if failure.reason is StopReason.PREEMPTED and "preempted" not in job.own:
-        return Step(JobState.RECOVERING, failure.reason, f"{why}; it is placed again")
-    if failure.reason in (StopReason.NODE_LOST, StopReason.PREEMPTED) and not job.has_started:
+    if failure.reason is StopReason.PREEMPTED:
+        return preempted(job, why, failure.replica.id)
+    if failure.reason is StopReason.NODE_LOST and not job.has_started:
         return Step(JobState.RECOVERING, failure.reason, f"{why}; nothing had started, so it is placed again")
     culprit = None if failure.reason is StopReason.START_FAILED else failure.replica.id
-    follows = _budget(job, failure.retry_class)
-    if follows is not None and follows.left:
-        why = f"{why}; {follows.next()} follows"
-        return Step(JobState.RECOVERING, failure.reason, why, culprit, is_restart=True, retry_class=failure.retry_class)
-    return Step(JobState.STOPPING, failure.reason, why, culprit)
+    return _followed(job, failure.reason, failure.retry_class, why, culprit)
+
+
+def _followed(job: JobFacts, reason: StopReason, retry_class: str, why: str, culprit: str | None = None) -> Step:
+    """Return another attempt, if the budget of this class of failures has one left, else the job's stop."""
+    follows = _budget(job, retry_class)
+    if follows is None or not follows.left:
+        return Step(JobState.STOPPING, reason, why, culprit)
+    why = f"{why}; {follows.next()} follows"
+    return Step(JobState.RECOVERING, reason, why, culprit, is_restart=True, retry_class=retry_class)
 
 
 def _budget(job: JobFacts, retry_class: str) -> Budget | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import literal, or_, select
 
@@ -17,7 +17,7 @@ from penstock_server.db import Database, Tx
 from penstock_server.problems import Conflict, NotFound, Problem
 from penstock_server.schemas import api
 from penstock_server.schemas.nodes import NodeLoad
-from penstock_server.services.transitions import allowed, created, transition
+from penstock_server.services.transitions import allowed, created, noted, transition
 from penstock_server.services.views import NODES, node_views
 from penstock_server.streams.agents import Agents
 from penstock_server.streams.nodeload import Bin
@@ -57,7 +57,11 @@ class Nodes:
             else:
                 _describe(row, request)
                 if request.pilot:
-                    row.wanted, row.joined_at = "run", now  # its predecessor was drained, or had a job of its own
+                    row.wanted, row.drain_by, row.joined_at = (
+                        "run",
+                        None,
+                        now,
+                    )  # its predecessor was drained, or had a job of its own
                 await self._tokens.revoke_node(tx, row.id)
             await tx.session.flush()
             minted = self._tokens.mint(tx, "node", f"node {row.name}", ["agent"], node_id=row.id)
@@ -78,7 +82,7 @@ class Nodes:
         """List all nodes, oldest first."""
         async with self._db.read() as session:
             rows = (await session.execute(select(NodeRow).order_by(NodeRow.id))).scalars().all()
-            return await node_views(session, rows, self._agents)
+            return await node_views(session, rows, self._agents, self._clock.now())
 
     async def loads(self) -> list[NodeLoad]:
         """Return processor and memory of each node that has reported within the hour. The event loop turns between."""
@@ -97,12 +101,15 @@ class Nodes:
             row = await session.get(NodeRow, node_id)
             if row is None:
                 raise NotFound("node", node_id)
-            return (await node_views(session, [row], self._agents))[0]
+            return (await node_views(session, [row], self._agents, self._clock.now()))[0]
 
-    async def want(self, node_id: str, wanted: str, *, tag: str | None = None) -> api.Node:
+    async def want(
+        self, node_id: str, wanted: str, *, tag: str | None = None, deadline_s: float | None = None
+    ) -> api.Node:
         """Cordon, uncordon ('run') or drain a node. An away node takes it up when it comes back.
 
-        `tag`: the one that it has to have still (If-Match).
+        `tag`: the one that it has to have still (If-Match). `deadline_s`: of a drain, after which what still runs there
+        is preempted (`drains`); None: it is waited for. A drain that goes on gets the new one.
         """
         async with self._db.write(urgent=True) as tx:
             row = await tx.session.get(NodeRow, node_id, with_for_update={"key_share": True})
@@ -110,17 +117,17 @@ class Nodes:
                 raise NotFound("node", node_id)
             tags.require(f"node {row.name!r}", str(row.version), tag)
             row.wanted = wanted
+            row.drain_by = None if deadline_s is None else self._clock.now() + timedelta(seconds=deadline_s)
             if NodeState(row.state) not in _AWAY:
                 self._follow(tx, row, wanted)
-        async with self._db.read() as session:
-            return (await node_views(session, [row], self._agents))[0]
+        return await self.get(node_id)
 
     async def drained(self, tx: Tx, now: datetime) -> None:
         """Move draining nodes without replicas on to DRAINED."""
         busy = select(ReplicaRow.node_id).where(ReplicaRow.state.in_(LIVE_REPLICA), ReplicaRow.node_id.is_not(None))
         statement = select(NodeRow).where(NodeRow.state == NodeState.DRAINING, NodeRow.id.not_in(busy))
         for row in (await tx.session.execute(statement)).scalars():
-            transition(tx, row, NodeState.DRAINED, at=now, reason="drained")
+            transition(tx, row, NodeState.DRAINED, at=now, reason="drained", detail="nothing runs there any more")
 
     async def connected(self, tx: Tx, node_id: str, hello: Hello) -> NodeRow:
         """Note that an agent is there. Raises NotFound if its node was removed."""
@@ -159,12 +166,15 @@ class Nodes:
         self._follow(tx, row, row.wanted)
 
     def _follow(self, tx: Tx, row: NodeRow, wanted: str) -> None:
-        target, state = _WANTED[wanted], NodeState(row.state)
+        target, state, now = _WANTED[wanted], NodeState(row.state), self._clock.now()
+        detail = _asked(wanted, row.drain_by)
+        if state is NodeState.DRAINING is target and row.reason_detail != detail:
+            noted(tx, row, at=now, reason=wanted, detail=detail)
         if state is target or (state is NodeState.DRAINED and target is NodeState.DRAINING):
             return
         if target is NodeState.CORDONED and state is not NodeState.READY:
             raise Conflict("node_drains", f"node {row.name!r} is {state}; uncordon it first")
-        transition(tx, row, target, at=self._clock.now(), reason=wanted)
+        transition(tx, row, target, at=now, reason=wanted, detail=detail)
 
     async def _away(self, tx: Tx, request: api.NodeJoin) -> NodeRow | None:
         statement = (
@@ -175,6 +185,17 @@ class Nodes:
             .limit(1)
         )
         return (await tx.session.execute(statement)).scalar_one_or_none()
+
+
+def _asked(wanted: str, drain_by: datetime | None) -> str:
+    """Describe what an administrator wants of a node."""
+    if wanted == "run":
+        return ""
+    if wanted == "cordon":
+        return "an administrator has cordoned it: nothing more is placed there"
+    if drain_by is None:
+        return "an administrator drains it: what runs there is waited for"
+    return f"an administrator drains it: what still runs there at {drain_by:%Y-%m-%d %H:%M:%S} UTC is preempted"
 
 
 def _load_view(node_id: str, bins: Sequence[Bin]) -> NodeLoad:

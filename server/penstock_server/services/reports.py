@@ -144,7 +144,8 @@ class Reports:
             if node is None or not allowed(NodeState(node.state), NodeState.UNREACHABLE) or not is_still():
                 return
             now = self._clock.now()
-            transition(tx, node, NodeState.UNREACHABLE, at=now, reason="lease_missed")
+            silent = "its agent has sent nothing for longer than its lease"
+            transition(tx, node, NodeState.UNREACHABLE, at=now, reason="lease_missed", detail=silent)
             jobs = set()
             for row in await self._busy_on(tx, node_id):
                 if row.state == ReplicaState.ASSIGNED:  # should it run after all, its epoch is stale and it is stopped
@@ -182,7 +183,8 @@ class Reports:
             if node is None or not allowed(NodeState(node.state), NodeState.DOWN):
                 return True
             now = self._clock.now()
-            transition(tx, node, NodeState.DOWN, at=now, reason="lease_missed")
+            silent = f"its agent has sent nothing for {self._grace_s:g} s beyond its lease"
+            transition(tx, node, NodeState.DOWN, at=now, reason="lease_missed", detail=silent)
             detail = f"node {node.name!r} has sent no heartbeat for {self._grace_s:g} s beyond its lease"
             jobs = set()
             for row in await self._busy_on(tx, node_id):

@@ -12,7 +12,7 @@ from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, R
 from penstock_server.db import Tx, next_numbers
 from penstock_server.services import budget
 from penstock_server.services.backoff import FIRST, LONGEST_OF_ATTEMPTS, Span, starts_at, waits_until
-from penstock_server.services.lifecycle import JobFacts, Replace, ReplicaFacts, Step, decide, hung, watching
+from penstock_server.services.lifecycle import JobFacts, Replace, ReplicaFacts, Step, decide, watching
 from penstock_server.services.transitions import created, transition
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
 from penstock_server.uuid7 import uuid7
@@ -87,10 +87,10 @@ async def settle(
     return has_changed
 
 
-async def end_hung(tx: Tx, job: JobRow, *, at: datetime, tail: LogTail) -> None:
-    """End the attempt of a job that hangs, whose `why` says so; another follows if restarts are left."""
+async def end_attempt(tx: Tx, job: JobRow, follow: Callable[[JobFacts], Step], *, at: datetime, tail: LogTail) -> None:
+    """End the attempt of a job that starts or runs, as `follow` decides."""
     replicas = await replicas_of(tx, job)
-    await _apply(tx, job, hung(_facts(job, replicas, {}, at), job.why), at=at, tail=tail)
+    await _apply(tx, job, follow(_facts(job, replicas, {}, at)), at=at, tail=tail)
     tx.effects.nodes.update(r.node_id for r in replicas if r.node_id is not None)
 
 

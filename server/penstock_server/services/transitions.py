@@ -61,11 +61,15 @@ def transition(
         _stamp_job(row, JobState(after), at, reason, detail)
     elif isinstance(row, ReplicaRow):
         _stamp_replica(row, ReplicaState(after), at, detail)
+    else:
+        row.reason, row.reason_detail = reason, detail[:_MAX_DETAIL]
     _record(tx, row, before.value, after.value, at, reason, detail)
 
 
-def noted(tx: Tx, row: JobRow, *, at: datetime, reason: str, detail: str) -> None:
-    """Write an event of a job that does not change its state."""
+def noted(tx: Tx, row: JobRow | NodeRow, *, at: datetime, reason: str, detail: str) -> None:
+    """Write an event of a job or a node that does not change its state."""
+    if isinstance(row, NodeRow):
+        row.reason, row.reason_detail = reason, detail[:_MAX_DETAIL]
     _record(tx, row, row.state, row.state, at, reason, detail)
 
 

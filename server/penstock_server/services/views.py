@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from penstock.protocol.clocks import ClockOffset
 from penstock.protocol.environment import is_secret
 from penstock.protocol.masking import MASK
-from penstock.protocol.states import LIVE_REPLICA, JobState
+from penstock.protocol.states import LIVE_REPLICA, JobState, NodeState
 from penstock_server.auth.principal import Principal
 from penstock_server.schemas import api
 from penstock_server.secrecy import SEES_ENV
@@ -63,8 +63,11 @@ def new_job_view(row: JobRow) -> api.Job:
     return _job_view(row, [], None, row.created_at)
 
 
-async def node_views(session: AsyncSession, rows: Iterable[NodeRow], agents: Agents) -> list[api.Node]:
-    """Show nodes with the replicas on them, and the CPUs that those hold. The event loop turns between pieces."""
+async def node_views(session: AsyncSession, rows: Iterable[NodeRow], agents: Agents, at: datetime) -> list[api.Node]:
+    """Show nodes, as they are at `at`, with the replicas on them, and the CPUs that those hold.
+
+    The event loop turns between pieces.
+    """
     statement = (
         select(ReplicaRow.node_id, func.sum(ReplicaRow.cpus), func.count())
         .where(ReplicaRow.state.in_(LIVE_REPLICA))
@@ -73,14 +76,15 @@ async def node_views(session: AsyncSession, rows: Iterable[NodeRow], agents: Age
     used = {node_id: (int(cpus), count) for node_id, cpus, count in await session.execute(statement)}
     shown = []
     for number, row in enumerate(rows, 1):
-        shown.append(_node_view(row, used.get(row.id, (0, 0)), agents.clock_of(row.id)))
+        shown.append(_node_view(row, used.get(row.id, (0, 0)), agents.clock_of(row.id), at))
         if number % NODES == 0:
             await asyncio.sleep(0)
     return shown
 
 
-def _node_view(row: NodeRow, used: tuple[int, int], clock: ClockOffset | None) -> api.Node:
+def _node_view(row: NodeRow, used: tuple[int, int], clock: ClockOffset | None, at: datetime) -> api.Node:
     cpus, num_replicas = used
+    drain_by = row.drain_by if row.state == NodeState.DRAINING else None
     return api.Node.model_validate(
         {
             **columns(api.Node, row),
@@ -89,6 +93,8 @@ def _node_view(row: NodeRow, used: tuple[int, int], clock: ClockOffset | None) -
             "version": row.agent_version,
             "etag": str(row.version),
             "clock": _clock_view(clock),
+            "drain_by": drain_by,
+            "drain_left_s": None if drain_by is None else max(0.0, (drain_by - at).total_seconds()),
         }
     )
 

@@ -6,16 +6,21 @@ import { stream } from "../socket";
 
 export type Session =
   | { readonly state: "asking" }
-  | { readonly state: "in"; readonly name: string; readonly scopes: readonly string[] }
+  | { readonly state: "in"; readonly name: string; readonly scopes: readonly string[]; readonly everywhere: boolean }
   | { readonly state: "out" }
   | { readonly state: "unreachable"; readonly error: ApiError };
 
 export const session = signal<Session>({ state: "asking" });
 
+/** What is of all projects, such as nodes, is changed by administrators of all projects alone. */
+export function mayChangeNodes(): boolean {
+  return session.value.state === "in" && session.value.everywhere && session.value.scopes.includes("admin");
+}
+
 export async function askSession(): Promise<void> {
   try {
     const me = await api.me();
-    session.value = { state: "in", name: me.name, scopes: me.scopes };
+    session.value = { state: "in", name: me.name, scopes: me.scopes, everywhere: me.projects === null };
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
     const refused = error.status === 401 || error.status === 403;

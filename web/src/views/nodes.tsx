@@ -1,13 +1,14 @@
 /** Nodes and what they have free: read when the page opens, then pushed by the server with the list of jobs. */
 import { useEffect, useState } from "preact/hooks";
 import { api } from "../api";
-import { age, bytes, firm, percent, plural } from "../format";
+import { age, bytes, elapsed, firm, percent, plural } from "../format";
 import { Empty, ErrorCard, Head, StateChip } from "../parts/basics";
 import { Sparkline } from "../parts/sparkline";
 import { jobsStore } from "../store/current";
-import { nowMs } from "../store/session";
+import { mayChangeNodes, nowMs } from "../store/session";
 import type { NodeLoad, NodeRow, PilotRow } from "../types";
 import { useLoaded } from "./loaded";
+import { type Changed, NodeActions } from "./nodeactions";
 
 /** Pilots are not pushed: they change with the reports of the commands that ask for them. */
 const PILOTS_EVERY_MS = 5000;
@@ -63,7 +64,11 @@ export function NodesPage() {
             <code>penstock agent join</code>
           </Empty>
         ) : (
-          <NodeTable nodes={nodes ?? []} loads={new Map(loads.map((one) => [one.node_id, one]))} />
+          <NodeTable
+            nodes={nodes ?? []}
+            loads={new Map(loads.map((one) => [one.node_id, one]))}
+            changed={mayChangeNodes() ? (act) => guarded(act).then(load) : null}
+          />
         )}
       </div>
       {pilots.length > 0 && <PilotTable pilots={pilots} />}
@@ -94,7 +99,14 @@ function PilotTable({ pilots }: { pilots: readonly PilotRow[] }) {
   );
 }
 
-function NodeTable({ nodes, loads }: { nodes: readonly NodeRow[]; loads: ReadonlyMap<string, NodeLoad> }) {
+interface Nodes {
+  readonly nodes: readonly NodeRow[];
+  readonly loads: ReadonlyMap<string, NodeLoad>;
+  /** Null for who may not change nodes. */
+  readonly changed: Changed | null;
+}
+
+function NodeTable({ nodes, loads, changed }: Nodes) {
   return (
     <table data-testid="nodes">
       <Head
@@ -108,19 +120,27 @@ function NodeTable({ nodes, loads }: { nodes: readonly NodeRow[]; loads: Readonl
           ["Memory", "num"],
           ["Last seen", "num tiny-hide"],
           ["Version", "tiny-hide"],
+          ...(changed === null ? [] : [{ bar: "Actions" }]),
         ]}
       />
       <tbody>
         {nodes.map((node) => (
-          <NodeLines key={node.id} node={node} load={loads.get(node.id) ?? null} />
+          <NodeLines key={node.id} node={node} load={loads.get(node.id) ?? null} changed={changed} />
         ))}
       </tbody>
     </table>
   );
 }
 
-/** A node, and a line for each thing that its agent found wrong with the machine (docs/doctor.md). */
-function NodeLines({ node, load }: { node: NodeRow; load: NodeLoad | null }) {
+interface OneNode {
+  readonly node: NodeRow;
+  readonly load: NodeLoad | null;
+  readonly changed: Changed | null;
+}
+
+/** A node, why it takes no jobs, and a line for each thing that its agent found wrong with the machine (docs/doctor.md). */
+function NodeLines({ node, load, changed }: OneNode) {
+  const columns = changed === null ? 9 : 10;
   const memory = latest(load?.memory_used_bytes, load, nowMs.value);
   const cpu = latest(load?.cpu_percent, load, nowMs.value);
   const at = load?.at.map((one) => Date.parse(one)) ?? [];
@@ -160,16 +180,36 @@ function NodeLines({ node, load }: { node: NodeRow; load: NodeLoad | null }) {
         </td>
         <td class="num tiny-hide">{node.last_seen_at === null ? "–" : `${age(node.last_seen_at, nowMs.value)} ago`}</td>
         <td class="mono tiny-hide">{node.version}</td>
+        {changed !== null && (
+          <td>
+            <NodeActions node={node} changed={changed} />
+          </td>
+        )}
       </tr>
+      {node.state !== "READY" && node.reason_detail !== "" && (
+        <tr data-testid="standing">
+          <td colSpan={columns} class="muted finding">
+            {firm(standing(node, nowMs.value))}
+          </td>
+        </tr>
+      )}
       {node.findings.map((found) => (
         <tr key={`${node.id} ${found.name}`} data-testid="finding">
-          <td colSpan={9} class="muted finding">
+          <td colSpan={columns} class="muted finding">
             {found.level}: {found.name}: {firm(`${found.detail}. ${found.advice}`)}
           </td>
         </tr>
       ))}
     </>
   );
+}
+
+/** Why a node is in its state, and for how long what runs there still has time. */
+function standing(node: NodeRow, now: number): string {
+  if (node.drain_by === null) return node.reason_detail;
+  const left = Math.max(0, (Date.parse(node.drain_by) - now) / 1000);
+  const what = `${plural(node.replicas, "replica")} of it still ${node.replicas === 1 ? "runs" : "run"}`;
+  return `${node.reason_detail} · ${elapsed(left)} left, ${what}`;
 }
 
 /** The newest mean, if it is of now: an unreachable node has none. */
