@@ -15,7 +15,7 @@ import pytest
 
 import penstock
 from penstock.alias import finder
-from penstock.alias.names import Standing, table
+from penstock.alias.names import DEFAULT_ADVICE, INTERNAL, Standing, table
 from penstock.errors import Bug
 
 
@@ -157,12 +157,75 @@ def test_a_folder_named_paddle_is_no_real_paddle(tmp_path: Path) -> None:
     assert finder.installed_paddle([str(finder.SHIM)]) is None
 
 
-def test_public_names_are_listed_once_and_exports_exist() -> None:
+def test_names_of_the_table_are_of_fluid_and_exports_exist() -> None:
     names = table()
     for path, module in names.modules.items():
-        assert not set(module.names) & set(module.more), path
-        assert set(module.exports) <= names.modules.keys(), path
-        assert set(module.at) | set(module.differs) | set(module.instead) <= {*module.names, *module.more}, path
+        public = set(module.names or ())
+        assert not public & set(module.more), path
+        assert {*module.exports, *module.stars} <= names.modules.keys(), path
+        assert set(module.at) | set(module.differs) | set(module.instead) <= {*public, *module.more}, path
+
+
+def test_every_module_of_1_8_5_is_imported(paddle: ModuleType) -> None:
+    released = [path for path, module in table().modules.items() if module.is_released]
+    assert len(released) == 254  # files below `paddle` of the release's wheel
+    for path in released:
+        assert isinstance(importlib.import_module(path), ModuleType), path
+    assert paddle.fluid.incubate.fleet is paddle.fluid.fleet  # the package imports it
+
+
+def test_each_public_name_of_1_8_5_is_there_or_says_what_to_use() -> None:
+    names, told = table(), 0
+    for path, module in names.modules.items():
+        for name in module.names or ():
+            found = names.look_up(path, name)
+            if found.standing is Standing.MISSING:
+                told += 1
+                assert found.note not in (DEFAULT_ADVICE, INTERNAL, ""), found.path
+            else:
+                assert found.value is not None, found.path
+    assert told
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("from paddle.fluid.contrib.slim.core import Compressor", "slim.core.compressor.Compressor .*save_inference"),
+        (
+            "from paddle.fluid.transpiler.details.checkport import wait_server_ready",
+            "checkport.wait_server_ready .*retry",
+        ),
+        ("from paddle.distributed.utils import get_cluster", "paddle.distributed.utils.get_cluster .*docs/launch.md"),
+        ("from paddle.complex import matmul", "paddle.complex.tensor.linalg.matmul .*two variables"),
+        ("import paddle.utils.torch2paddle as t; t.save_net_parameters", "save_net_parameters .*penstock.capture"),
+        ("from paddle.fluid.layers.nn import _elementwise_op", "layers.nn._elementwise_op of Fluid 1.8 is not"),
+    ],
+)
+@pytest.mark.usefixtures("paddle")
+def test_modules_with_nothing_here_refuse_by_name(source: str, said: str) -> None:
+    with pytest.raises((ImportError, AttributeError), match=said.replace(".", r"\.").replace(r"\.*", ".*")):
+        run(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            "from paddle.fluid.regularizer import append_regularization_ops as found",
+            "regularizer.append_regularization_ops",
+        ),
+        ("from paddle.fluid.layers.control_flow import LayerHelper as found", "layer_helper.LayerHelper"),
+        ("from paddle.fluid.dataset import core; found = core.CPUPlace", "CPUPlace"),
+        ("from paddle.fluid import *; found = layers.fc", "layers.fc"),
+        ("from paddle.utils import Ploter as found", "alias.plot.Ploter"),
+    ],
+)
+@pytest.mark.usefixtures("paddle")
+def test_what_a_module_of_fluid_imports_is_in_it(source: str, expected: str) -> None:
+    found: Any = penstock
+    for part in expected.split("."):
+        found = getattr(found, part, None) or importlib.import_module(f"{found.__name__}.{part}")
+    assert run(source)["found"] is found
 
 
 def test_modules_of_penstock_in_fluid_s_place_exist() -> None:

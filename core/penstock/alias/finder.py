@@ -61,14 +61,14 @@ class FluidModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
-            return [one for one in self._names.public(self.__name__) if self._look_up(one).value is not None]
+            return [one for one in self._names.public(self.__name__) if self._is_there(one)]
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name, obj=self)
         found = self._look_up(name)
         if found.standing in (Standing.MISSING, Standing.UNKNOWN):
-            path = f"{self.__name__}.{name}"
-            if path in self._names.modules:
-                return importlib.import_module(path)
+            module = self._names.module_at(self.__name__, name)
+            if module:
+                return importlib.import_module(module)
             if found.standing is Standing.MISSING and self._names.is_late(self.__name__):
                 return AbsentName(found.refusal)
             raise AttributeError(found.refusal, name=name, obj=None)  # of the module, Python would add a guess
@@ -86,6 +86,9 @@ class FluidModule(ModuleType):
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self.__all__})
+
+    def _is_there(self, name: str) -> bool:
+        return self._look_up(name).value is not None or bool(self._names.module_at(self.__name__, name))
 
     def _look_up(self, name: str) -> Name:
         return self._names.look_up(self.__name__, name)

@@ -1,30 +1,26 @@
-"""The table of Fluid 1.8's names (`names.toml`): where each lives in Penstock, how it differs, or what to use instead.
+"""The table of Fluid 1.8's names: where each lives in Penstock, how it differs, or what to use instead.
 
-A section is a module of Fluid. `names`: what its `__all__` lists; `more`: other names that scripts use; `exports`:
-modules whose names it has as well. A name is looked up in `at` (name -> path), then under its own name in the modules
-of `here`, by default the module of the same path. Paths are relative to `penstock`. `whole`: the module is one of
-Penstock's. `differs` and `instead` are texts for a name, `advice` for every name that is not there. `late`: such a name
-is refused where it is used, also one of the modules below.
-Whether a name is there is never written down: it is looked up. Reading the table imports no torch; a look-up does.
+`sections.py` reads it. A name that a module of Fluid imports from another one is looked up there.
+Reading the table imports no torch; a look-up does.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from penstock.errors import Bug
+from penstock.alias.sections import Module, read_modules
 
 FLUID = "paddle.fluid"
 DEFAULT_ADVICE = "docs/fluid-api.md lists what is there"
+INTERNAL = "it is internal to Fluid; docs/fluid-api.md lists the public names"
 
 
 class Standing(StrEnum):
@@ -35,23 +31,6 @@ class Standing(StrEnum):
     MISSING = "missing"
     UNKNOWN = "unknown"
     """Not a name of Fluid 1.8 that the table has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Module:
-    """A section of the table."""
-
-    path: str
-    names: tuple[str, ...] = ()
-    more: tuple[str, ...] = ()
-    exports: tuple[str, ...] = ()
-    here: tuple[str, ...] = ()
-    whole: str = ""
-    at: Mapping[str, str] = field(default_factory=dict)
-    differs: Mapping[str, str] = field(default_factory=dict)
-    instead: Mapping[str, str] = field(default_factory=dict)
-    advice: str = ""
-    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +51,37 @@ class Name:
 
 
 class Table:
-    """All modules of Fluid that the table has, and the packages above them."""
+    """All modules of Fluid that the table has, and the packages above them. `release`: what `fluid.toml` is of."""
 
-    def __init__(self, modules: Mapping[str, Module]) -> None:
+    def __init__(self, modules: Mapping[str, Module], release: str = "") -> None:
         self.modules = modules
+        self.release = release
 
     def look_up(self, module: str, name: str) -> Name:
         """Return what `module.name` is; a module of Fluid is no name."""
-        for owner in self._owners(module):
-            if name in owner.names or name in owner.more:
-                return self._found(owner, name)
+        found = self._in_fluid(module, name, frozenset())
+        if found is not None:
+            return found
         for path in self._places(self.modules[module]):
             if name in _public(_walk(path), whole=bool(self.modules[module].whole)):
                 return Name(f"{module}.{name}", Standing.THERE, value=_walk(f"{path}.{name}"))
         return Name(f"{module}.{name}", Standing.UNKNOWN, self._similar(module, name))
 
+    def module_at(self, module: str, name: str) -> str:
+        """Return the path of the module of Fluid that `module.name` is; empty if it is none."""
+        owners = (owner for owner in self._owners(module) if owner.path == module or owner.gives(name))
+        imported = (owner.imports.get(name, "") for owner in owners)
+        return next((path for path in (f"{module}.{name}", *imported) if path in self.modules), "")
+
     def public(self, module: str) -> tuple[str, ...]:
-        """Return the names that `import *` gives in Fluid, sorted."""
-        return tuple(sorted({name for owner in self._owners(module) for name in owner.names}))
+        """Return the names that `import *` gives in Fluid, modules included, sorted."""
+        found = self.modules[module]
+        if found.names is None:
+            own = {name for name in (*found.defines, *found.imports, *found.more) if not name.startswith("_")}
+            below = found.stars
+        else:
+            own, below = {*found.names, *found.modules}, found.exports
+        return tuple(sorted(own.union(*(self.public(path) for path in below))))
 
     def is_late(self, module: str) -> bool:
         """Whether a name that `module` lacks is refused at its use, not where it is imported."""
@@ -102,41 +94,64 @@ class Table:
         depth = max((n for n in range(1, len(parts) + 1) if ".".join(parts[:n]) in self.modules), default=0)
         module, name = ".".join(parts[:depth]), "".join(parts[depth : depth + 1])
         above = ".".join(parts[: depth - 1])
-        if above in self.modules and any(parts[depth - 1] in o.names + o.more for o in self._owners(above)):
+        if above in self.modules and any(o.has(parts[depth - 1]) for o in self._owners(above)):
             if not name or self.look_up(module, name).standing is Standing.UNKNOWN:  # fluid.data: a function, too
                 module, name, depth = above, parts[depth - 1], depth - 1
         return module, name, ".".join(parts[depth + 1 :])
 
     def _owners(self, module: str) -> Iterator[Module]:
-        """Iterate over the module and what it exports."""
-        found = self.modules[module]
-        yield found
-        for path in found.exports:
-            yield from self._owners(path)
+        """Iterate over the module and those whose names it has as well, each once."""
+        paths, seen = [module], set()
+        while paths:
+            path = paths.pop(0)
+            if path not in seen:
+                seen.add(path)
+                yield self.modules[path]
+                paths = [*self.modules[path].exports, *self.modules[path].stars, *paths]
+
+    def _in_fluid(self, module: str, name: str, seen: frozenset[str]) -> Name | None:
+        """Return what a name of the module is, or of the module that it is imported from; None if it has none."""
+        absent = None
+        for owner in self._owners(module):
+            if owner.path != module and not owner.gives(name):
+                continue
+            found = self._found(owner, name) if owner.has(name) else None
+            if found is not None and (found.standing is not Standing.MISSING or name in owner.instead):
+                return found
+            absent = absent or found
+            origin, _, original = owner.imports.get(name, "").rpartition(".")
+            if origin and f"{origin}.{original}" not in self.modules and owner.path not in seen:
+                followed = self._in_fluid(origin, original, seen | {owner.path})
+                if followed is not None:
+                    return followed
+        return absent
 
     def _found(self, owner: Module, name: str) -> Name:
         path = f"{owner.path}.{name}"
         places = [owner.at[name]] if name in owner.at else [f"{place}.{name}" for place in self._places(owner)]
         for place in places:
             value = _walk(place)
-            if value is not None:
+            if value is not None and not (isinstance(value, ModuleType) and name in owner.defines):
                 note = owner.differs.get(name, "")
                 return Name(path, Standing.DIFFERS if note else Standing.THERE, note, value)
-        return Name(path, Standing.MISSING, owner.instead.get(name) or self._advice(owner.path))
+        is_internal = name not in (owner.names or ())
+        return Name(
+            path, Standing.MISSING, owner.instead.get(name) or self._advice(owner.path, is_internal=is_internal)
+        )
 
     def _places(self, owner: Module) -> tuple[str, ...]:
         if owner.whole:
             return (owner.whole,)
         return tuple("" if place == "." else place for place in owner.here) or (
-            (owner.path.removeprefix(FLUID).removeprefix("."),) if owner.path != "paddle" else ()
+            (owner.path.removeprefix(FLUID).removeprefix("."),) if owner.path.startswith(FLUID) else ()
         )
 
-    def _advice(self, path: str) -> str:
+    def _advice(self, path: str, *, is_internal: bool) -> str:
         while path:
             if self.modules[path].advice:
                 return self.modules[path].advice
             path = path.rpartition(".")[0]
-        return DEFAULT_ADVICE
+        return INTERNAL if is_internal else DEFAULT_ADVICE
 
     def _similar(self, module: str, name: str) -> str:
         close = difflib.get_close_matches(name, self.public(module), n=1)
@@ -172,19 +187,5 @@ def _submodule(found: Any, part: str) -> ModuleType | None:
 @cache
 def table() -> Table:
     """Return the table, which is read once."""
-    sections = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
-    modules = {path: _module(path, section) for path, section in sections.items()}
-    for path in list(modules):
-        while path := path.rpartition(".")[0]:
-            modules.setdefault(path, Module(path))
-    return Table(modules)
-
-
-def _module(path: str, section: Mapping[str, Any]) -> Module:
-    known = {part.name for part in fields(Module)} - {"path"}
-    if not section.keys() <= known:
-        raise Bug(f"names.toml: [{path}] has {sorted(section.keys() - known)}; expected {sorted(known)}")
-    names, more, exports, here = (tuple(section.get(key, "").split()) for key in ("names", "more", "exports", "here"))
-    at, differs, instead = (section.get(key, {}) for key in ("at", "differs", "instead"))
-    whole, advice = section.get("whole", ""), section.get("advice", "")
-    return Module(path, names, more, exports, here, whole, at, differs, instead, advice, section.get("late", False))
+    release, modules = read_modules(Path(__file__).parent)
+    return Table(modules, release)
