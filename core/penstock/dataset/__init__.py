@@ -16,7 +16,8 @@
     made_ahead      batches that wait to be taken
     loader_base     feeds made in advance, for a loop over them or for a program that reads
     generator_loader  those of a Python generator, PyReader
-    loader          DataLoader, and those of a data set
+    samples         data sets of numbered samples, BatchSampler
+    loader          DataLoader: of numbered samples, and of a data set of files
     generator       MultiSlotDataGenerator: scripts that write the text format
 
 Text is parsed in C++ (`src/feed`) without the interpreter lock. Nothing is dropped silently: what is skipped

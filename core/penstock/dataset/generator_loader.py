@@ -117,12 +117,7 @@ class GeneratorLoader(BatchLoader):
 
     def _of_values(self, values: Any) -> Feed:
         """Return the feed of a batch: a value for each input, in their order or by their names."""
-        values = [values[name] for name in self._names] if isinstance(values, Mapping) else list(values)
-        if len(values) != len(self._names):
-            raise FeedError(
-                f"the generator gives {len(values)} values; expected one for each of {self._names}", got=len(values)
-            )
-        return {v.name: _array(v, value) for v, value in zip(self._inputs, values, strict=True)}
+        return feed_of_values(self._inputs, values, "the generator")
 
 
 class PyReader(GeneratorLoader):
@@ -173,6 +168,15 @@ def inputs_of(feed_list: Sequence[Any] | None) -> list[Any]:
     if not inputs or not all(getattr(getattr(v, "desc", None), "feed", False) for v in inputs):
         raise SpecError(f"feed_list is {feed_list!r}; expected inputs of the program (fluid.layers.data)")
     return inputs
+
+
+def feed_of_values(inputs: Sequence[Any], values: Any, source: str) -> Feed:
+    """Return the feed of a batch: a value for each input, in their order or by their names. Raises FeedError."""
+    names = [v.name for v in inputs]
+    values = [values[name] for name in names] if isinstance(values, Mapping) else list(values)
+    if len(values) != len(names):
+        raise FeedError(f"{source} gives {len(values)} values; expected one for each of {names}", got=len(values))
+    return {v.name: _array(v, value) for v, value in zip(inputs, values, strict=True)}
 
 
 def _array(variable: Any, value: Any) -> Any:
