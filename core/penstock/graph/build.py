@@ -96,6 +96,7 @@ class Build:
             for n in (*op.writes, *op.output_names())
         }
         self.everywhere = state_of_runs(program) if active < num_replicas else frozenset()
+        self.of_rows = self._made_of_rows() if active < num_replicas else frozenset()
         self.owners = self._owners() if mode == "reduce" else {}
         self.pending: dict[str, int] = {}
         self.homes: dict[str, int] = {}
@@ -176,7 +177,22 @@ class Build:
 
     def _source(self, name: str, replica: int) -> str:
         """What the forward or backward pass on `replica` reads: of an exchanged gradient the sum, wherever it is."""
-        return self._operand(name, replica) if self._is_of_one_place(name) else self.physical(name, replica)
+        return self._operand(name, replica) if self._is_of_one_place(name) else self._own(name, replica)
+
+    def _own(self, name: str, replica: int) -> str:
+        """A replica's own copy. One without rows is fed nothing: of feeds, such as a learning rate, and of what is made
+        of them, it reads the first replica's."""
+        return self.physical(name, 0 if replica >= self.active and name in self.of_rows else replica)
+
+    def _made_of_rows(self) -> frozenset[str]:
+        """What replicas without rows do not have: feeds, and what operators make that they do not run."""
+        variables = self.program.variables
+        made = {n for op in self.program.operators if self._is_of_rows(op) for n in op.output_names()}
+        made |= {name for name, var in variables.items() if var.feed}
+        return frozenset(name for name in made if not variables[variables[name].storage].persistable)
+
+    def _is_of_rows(self, op: Operator) -> bool:
+        return not op.role & _UPDATE and op.name not in self.everywhere
 
     def _memory(self, root: str, replica: int) -> str:
         """The key of the memory that a view on `replica` is of."""
@@ -292,7 +308,7 @@ class Build:
             return self._made(name)
         parameter = self.gradient_of.get(self.part_of.get(name, name))
         if parameter is None:
-            return self.physical(name, replica)
+            return self._own(name, replica)
         if name in self.part_of and (self.active > 1 or self.exchanges_across):
             return name  # gathered, shared
         if self.mode == "reduce" and self.active > 1:
