@@ -14,6 +14,7 @@ from penstock.program.optimizers.adaptive import (
 from penstock.program.optimizers.averages import ExponentialMovingAverage, LookaheadOptimizer, ModelAverage
 from penstock.program.optimizers.base import Optimizer
 from penstock.program.optimizers.compressed import DGCMomentumOptimizer
+from penstock.program.optimizers.merging import GradientMergeOptimizer
 from penstock.program.optimizers.momentum import (
     DpsgdOptimizer,
     LarsMomentumOptimizer,
@@ -31,7 +32,7 @@ __all__ = [
     "SGD", "Adadelta", "AdadeltaOptimizer", "Adagrad", "AdagradOptimizer", "Adam", "AdamOptimizer", "AdamW",
     "AdamWOptimizer", "Adamax", "AdamaxOptimizer", "DGCMomentumOptimizer", "DecayedAdagrad",
     "DecayedAdagradOptimizer", "Dpsgd", "DpsgdOptimizer",
-    "ExponentialMovingAverage", "Ftrl", "FtrlOptimizer", "Lamb", "LambOptimizer", "LarsMomentum",
-    "LarsMomentumOptimizer", "LookaheadOptimizer", "ModelAverage", "Momentum", "MomentumOptimizer", "Optimizer",
-    "RMSProp", "RMSPropOptimizer", "RecomputeOptimizer", "SGDOptimizer",
+    "ExponentialMovingAverage", "Ftrl", "FtrlOptimizer", "GradientMergeOptimizer", "Lamb", "LambOptimizer",
+    "LarsMomentum", "LarsMomentumOptimizer", "LookaheadOptimizer", "ModelAverage", "Momentum", "MomentumOptimizer",
+    "Optimizer", "RMSProp", "RMSPropOptimizer", "RecomputeOptimizer", "SGDOptimizer",
 ]  # fmt: skip

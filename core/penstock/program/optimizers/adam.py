@@ -8,7 +8,7 @@ Where epsilon goes is a matter of the source: Fluid 1.8 adds it to the root of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -50,8 +50,9 @@ class AdamOptimizer(Optimizer):
         grad_clip: Clip | None = None,
         name: str | None = None,
         lazy_mode: bool = False,
+        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name)
+        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
         self._betas = (float(beta1), float(beta2))
         self._epsilon = float(epsilon)
 
@@ -100,8 +101,9 @@ class AdamWOptimizer(AdamOptimizer):
         weight_decay: float = 0.01,
         grad_clip: Clip | None = None,
         name: str | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, None, grad_clip, name)
+        super().__init__(learning_rate, beta1, beta2, epsilon, None, grad_clip, name, parameter_list=parameter_list)
         self._weight_decay = float(weight_decay)
 
     def _dense(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
@@ -129,8 +131,9 @@ class AdamaxOptimizer(Optimizer):
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name)
+        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
         self._betas, self._epsilon = (float(beta1), float(beta2)), float(epsilon)
 
     def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
@@ -161,8 +164,9 @@ class LambOptimizer(Optimizer):
         grad_clip: Clip | None = None,
         exclude_from_weight_decay_fn: Callable[[Variable], bool] | None = None,
         name: str | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name)
+        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
         self._decay, self._excludes = float(lamb_weight_decay), exclude_from_weight_decay_fn
         self._betas, self._epsilon = (float(beta1), float(beta2)), float(epsilon)
 

@@ -5,7 +5,7 @@ Sources: adagrad_op, decayed_adagrad_op, adadelta_op, rmsprop_op, ftrl_op (Fluid
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -31,8 +31,9 @@ class AdagradOptimizer(Optimizer):
         grad_clip: Clip | None = None,
         name: str | None = None,
         initial_accumulator_value: float = 0.0,
+        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name)
+        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
         self._epsilon, self._states = float(epsilon), {"moment": float(initial_accumulator_value)}
 
     def _sparse_kernel(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
@@ -60,8 +61,9 @@ class DecayedAdagradOptimizer(Optimizer):
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name)
+        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
         self._decay, self._epsilon = float(decay), float(epsilon)
 
     def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
@@ -87,8 +89,9 @@ class AdadeltaOptimizer(Optimizer):
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name)
+        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
         self._epsilon, self._rho = float(epsilon), float(rho)
 
     def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
@@ -117,8 +120,9 @@ class RMSPropOptimizer(Optimizer):
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name)
+        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
         self._rho, self._epsilon, self._momentum = float(rho), float(epsilon), float(momentum)
         self._centered = bool(centered)
         self._states = dict.fromkeys(("mean_square", "velocity", *(("mean_grad",) if centered else ())), 0.0)
@@ -151,8 +155,9 @@ class FtrlOptimizer(Optimizer):
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name)
+        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
         self._l1, self._l2, self._power = float(l1), float(l2), -float(lr_power)
 
     def _raised(self, x: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ State lives in persistable variables named `<optimizer>.<state>.<parameter>`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -35,13 +36,25 @@ from penstock.program.training.schedules import computed_rate
 Pair = tuple[Variable, Gradient]
 
 
+State = dict[str, torch.Tensor]
+
+
 class Scaling(Protocol):
     """Divides gradients before anything else is done to them."""
 
     def prepare(self, pending: Sequence[PendingGradient]) -> Callable[[], None]: ...
 
 
-State = dict[str, torch.Tensor]
+class Merging(Protocol):
+    """Puts sums over several runs in the place of gradients; updates count in the last of these runs alone."""
+
+    def prepare(self, prefix: str, pending: Sequence[PendingGradient]) -> None: ...
+
+    def count(self) -> torch.Tensor: ...
+
+    def add(self, pending: Sequence[PendingGradient]) -> None: ...
+
+    def around(self, one: PendingGradient, state: State, update: Callable[[State], None]) -> None: ...
 
 
 class Minimizer:
@@ -76,7 +89,10 @@ class Minimizer:
 
 
 class Optimizer(Hooks, Minimizer):
-    """Base: see the module. `_states`: name -> first value of what is kept beside each parameter."""
+    """Base: see the module. `_states`: name -> first value of what is kept beside each parameter.
+
+    `parameter_list`: parameters, or their names, that `minimize` and `backward` train if given none; None: all.
+    """
 
     kind = "optimizer"
     counts_steps: ClassVar[bool] = False
@@ -89,6 +105,7 @@ class Optimizer(Hooks, Minimizer):
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
         check_clip(grad_clip)
         if regularization is not None and not hasattr(regularization, "term"):
@@ -98,7 +115,9 @@ class Optimizer(Hooks, Minimizer):
         self._learning_rate = learning_rate
         self._regularization, self._grad_clip = regularization, grad_clip
         self._name = name
+        self._parameter_list = list(parameter_list) if parameter_list is not None else None
         self._scaling: Scaling | None = None  # of a mixed precision optimizer, while it records
+        self._merged: Merging | None = None  # of a GradientMergeOptimizer, while it records
 
     # -- what an optimizer defines -----------------------------------------------------------------
 
@@ -132,8 +151,8 @@ class Optimizer(Hooks, Minimizer):
         parameter_list: Sequence[str | Variable] | None = None,
         no_grad_set: Iterable[str | Variable] | None = None,
     ) -> list[Pair]:
-        """Record the backward pass alone."""
-        return append_backward(loss, parameter_list, no_grad_set)
+        """Record the backward pass alone. `parameter_list`: what to train; None: what the optimizer was made with."""
+        return append_backward(loss, parameter_list or self._parameter_list, no_grad_set)
 
     def apply_gradients(self, params_grads: Sequence[Pair]) -> list[BlockOperator]:
         """Record clipping, regularisation and updates for given gradients; return their operators.
@@ -177,17 +196,23 @@ class Optimizer(Hooks, Minimizer):
             if not self.sparse_kernel or self._changes(one):
                 one.reserve()
         unscale = self._scaling.prepare(pending) if self._scaling is not None else None
+        merged = self._merged
+        if merged is not None:
+            merged.prepare(prefix, pending)
         clips = prepare_clips(changed, self._grad_clip, prefix)
         with torch.no_grad(), recording_modes(recording_of(pending[0].param.program)), role(Role.OPTIMIZE):
+            due = merged.count() if merged is not None else 1.0
             if step is not None:
-                step.add_(1.0)
+                step.add_(due)
             if unscale is not None:
                 unscale()
+            if merged is not None:
+                merged.add(pending)
             clips()
             regularize(changed, self._regularization)
             for one in pending if not is_derived(self) else ():
                 with one.role():
-                    self._update(one, _scalar(rate, one.attribute.learning_rate), states[one.param.name])
+                    self._update_or_wait(one, _scalar(rate, one.attribute.learning_rate), states[one.param.name])
             self._after_updates()
 
         if is_derived(self):
@@ -232,6 +257,13 @@ class Optimizer(Hooks, Minimizer):
                 variable=given.name,
             )
         return given
+
+    def _update_or_wait(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
+        update = partial(self._update, one, lr)
+        if self._merged is not None:
+            self._merged.around(one, state, update)
+        else:
+            update(state)
 
     def _update(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
         if one.rows is None:

@@ -57,8 +57,9 @@ class DGCMomentumOptimizer(Optimizer):
         regularization: Regularizer | None = None,
         grad_clip: GradientClipByNorm | None = None,
         name: str | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name)
+        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
         self._momentum, self._nesterov = float(momentum), bool(use_nesterov)
         if rampup_begin_step < 0 or rampup_step < 1 or not sparsity or not all(0.0 <= s < 1.0 for s in sparsity):
             raise ProgramError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -48,8 +48,9 @@ class MomentumOptimizer(Optimizer):
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name)
+        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
         self._momentum, self._nesterov = float(momentum), bool(use_nesterov)
 
     def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
@@ -77,8 +78,9 @@ class LarsMomentumOptimizer(Optimizer):
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name)
+        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
         self._momentum, self._coeff, self._decay = float(momentum), float(lars_coeff), float(lars_weight_decay)
 
     def _update(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
@@ -120,8 +122,9 @@ class DpsgdOptimizer(Optimizer):
         batch_size: float = 0.999,
         sigma: float = 1e-8,
         name: str | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, name=name)
+        super().__init__(learning_rate, name=name, parameter_list=parameter_list)
         if not (clip > 0.0 and batch_size > 0.0 and sigma >= 0.0):
             raise ProgramError(
                 f"{user_line()}: Dpsgd: clip is {clip}, batch_size {batch_size} and sigma {sigma}; expected positive "
