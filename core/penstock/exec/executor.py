@@ -42,7 +42,7 @@ from penstock.program.ir import Operator
 from penstock.program.kernels import CAPTURED, bind_symbols, check_writes, concrete, operator_error, resolve, shape_text
 from penstock.program.memory_optimize import releases
 from penstock.program.program import Program
-from penstock.program.pruning import pruned_for
+from penstock.program.pruning import constants_among, pruned_for, with_fed_constants
 from penstock.program.record.context import default_main_program, program_runs
 from penstock.program.record.recording import RNG
 from penstock.program.record.variable import dtype_named
@@ -87,6 +87,7 @@ class Executor:
     ) -> list[Any]:
         """Run a Program once and return what was fetched, in order; a scalar is fetched as shape [1].
 
+        `feed`: inputs, persistable variables, and constants of `layers.fill_constant`, which it takes the place of.
         `use_prune`: run what the fetches need, without updates, unless the list has what `minimize` returned; feeds
         that this does not need are left out.
 
@@ -116,7 +117,21 @@ class Executor:
             )
         if use_prune:
             chosen, given, fetch_list = self._pruned(chosen, given, fetch_list)
-        return self.run_program(chosen, given, fetch_list, scope, return_numpy)
+        return self.run_program(self._with_fed_constants(chosen, given), given, fetch_list, scope, return_numpy)
+
+    def _with_fed_constants(self, program: Program, feed: Any) -> Program:
+        """The program, or a copy where constants that are fed are inputs."""
+        variables = program.variables
+        others = [n for n in feed if n in variables and not variables[n].feed] if isinstance(feed, Mapping) else []
+        names = constants_among(program, others) if others and program.reader is None else ()
+        return self._copy(program, ("fed", *names), lambda: with_fed_constants(program, names)) if names else program
+
+    def _copy(self, program: Program, key: tuple[str, ...], make: Callable[[], Program]) -> Program:
+        """What `make` makes of a program, once for each revision."""
+        known = self._cut.get((id(program), key))
+        if known is None or known[0] is not program or known[1] != program.revision:
+            known = self._cut[id(program), key] = (program, program.revision, make())
+        return known[2]
 
     def _pruned(
         self, program: Program, feed: Mapping[str, Any], fetch_list: Sequence[Any] | None
@@ -130,14 +145,8 @@ class Executor:
             raise SpecError("use_prune=True is for a program that is fed, not one that takes its batches from a reader")
         program_runs(program)
         names = tuple(fetch_names(program, fetches))
-        known = self._cut.get((id(program), names))
-        if known is None or known[0] is not program or known[1] != program.revision:
-            known = self._cut[id(program), names] = (program, program.revision, pruned_for(program, names))
-        return (
-            known[2],
-            {n: v for n, v in feed.items() if n in known[2].variables or n not in program.variables},
-            fetches,
-        )
+        cut = self._copy(program, ("cut", *names), lambda: pruned_for(program, names))
+        return cut, {n: v for n, v in feed.items() if n in cut.variables or n not in program.variables}, fetches
 
     def run_program(
         self,

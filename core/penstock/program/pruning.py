@@ -7,7 +7,8 @@ that a target needs is left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from penstock.program.ir import Operator
 from penstock.program.program import Program, copy_structure
@@ -35,6 +36,25 @@ def cut_down(program: Program, operators: list[Operator], names: set[str], feeds
     copy.operators = operators
     copy.variables = {**{name: program.variables[name] for name in feeds}, **rest}
     return Program(**vars(copy), captured={n: v for n, v in program.captured.items() if n in rest})
+
+
+def constants_among(program: Program, names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of `names` that an operator without operands makes, as `layers.fill_constant` does, for good."""
+    written = {program.variables[w].storage for op in program.operators for w in op.writes}
+    made = {
+        n for op in program.operators if not op.input_names() and len(op.output_names()) == 1 for n in op.output_names()
+    }
+    return tuple(n for n in names if n in made and not program.variables[n].persistable and n not in written)
+
+
+def with_fed_constants(program: Program, names: Sequence[str]) -> Program:
+    """Return a copy in which these constants are inputs, with the program's seed."""
+    operators = [op for op in program.operators if not set(op.output_names()) & set(names)]
+    copy = cut_down(program, operators, set(program.variables))
+    for name in names:
+        copy.variables[name] = replace(copy.variables[name], feed=True)
+    copy.fresh_seed = program.fresh_seed
+    return copy
 
 
 def pruned_for(program: Program, targets: Sequence[str]) -> Program:
