@@ -1,10 +1,10 @@
 """Saves of paddlepaddle 2.6.2 in Fluid's formats: `python -m bench.peers.paddle_saves write|check FOLDER`.
 
 `write` trains a small network for three steps with Adam, and saves it as Fluid does: a file for each variable
-(`separate/`), one for all (`combined/all`), pickles (`pickled/m.pdparams`), a model with its parameters (`network/`)
-and a model of many operators (`operators/`), with the arrays that were fed and fetched (`expected.npz`). `check` loads
-`back/separate`, `back/combined/all` and `back/pickled/m`, which Penstock has written, and prints the network's result
-as JSON. Runs in the peer's own environment, which has no torch.
+(`separate/`), one for all (`combined/all`), pickles (`pickled/m.pdparams`), a model with its parameters (`network/`),
+a model of many operators (`operators/`) and models with control flow (`blocks/`), with the arrays that were fed and
+fetched (`expected.npz`). `check` loads `back/separate`, `back/combined/all` and `back/pickled/m`, which Penstock has
+written, and prints the network's result as JSON. Runs in the peer's own environment, which has no torch.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from paddle import base, static
 from paddle.static import io, nn
 
 from bench.peers.fluid_models import FEEDS, LENGTHS, OPERATORS, Case
+from bench.peers.paddle_blocks import written as blocks_written
 
 STEPS = 3
 
@@ -31,7 +32,7 @@ def main() -> None:
     paddle.seed(7)
     folder = Path(sys.argv[2])
     if sys.argv[1] == "write":
-        expected = _write_network(folder) | _write_operators(folder / "operators")
+        expected = _write_network(folder) | _write_operators(folder / "operators") | _write_blocks(folder / "blocks")
         np.savez(folder / "expected.npz", **expected)  # type: ignore[arg-type]  # the stubs take them for allow_pickle
         return
     json.dump({way: _read_back(folder / "back", way) for way in ("separate", "combined", "pickled")}, sys.stdout)
@@ -111,15 +112,28 @@ def _write_operators(folder: Path) -> dict[str, np.ndarray]:
     return {f"operators/{name}": np.array(value) for name, value in zip(made, results, strict=True)}
 
 
+def _write_blocks(folder: Path) -> dict[str, np.ndarray]:
+    """Write the models of `paddle_blocks`; return what they give."""
+    found = {}
+    for name, program, startup, feeds, fetch in blocks_written():
+        executor = static.Executor(paddle.CPUPlace())
+        executor.run(startup)
+        found[f"blocks/{name}"] = executor.run(program, feed=feeds, fetch_list=[fetch])[0]
+        _write_model(folder / name, executor, program, list(feeds), [fetch.name])
+    return found
+
+
 def _case(case: Case, fed: Mapping[str, Any]) -> Any:
     given: dict[str, Any] = {slot: [fed[name] for name in names] for slot, names in case.inputs.items()}
-    for slot, shape in case.parameters.items():
+    for key, shape in case.parameters.items():
+        slot = key.partition(".")[0]
         first = (
             paddle.nn.initializer.Uniform(0.5, 1.5) if slot == "Variance" else paddle.nn.initializer.Normal(0.0, 0.5)
         )
-        given[slot] = static.create_parameter(list(shape), "float32", default_initializer=first)
+        made = static.create_parameter(list(shape), "float32", default_initializer=first)
+        given[slot] = [*given.get(slot, ()), made]
     kept = {
-        slot: [given[slot.removesuffix("Out")]] for slot in case.outputs if slot.removesuffix("Out") in case.parameters
+        slot: given[slot.removesuffix("Out")] for slot in case.outputs if slot.removesuffix("Out") in case.parameters
     }
     return _appended(case.type, given, dict(case.attributes), case.outputs, kept)[case.outputs[0]][0]
 
@@ -133,9 +147,12 @@ def _appended(
 ) -> Any:
     """Append an operator; return its outputs. `kept`: those that are variables already."""
     block, named = static.default_main_program().global_block(), base.unique_name.generate
-    made = {slot: [block.create_var(name=named(f"{type_}.tmp"), dtype="float32")] for slot in outputs} | dict(
-        kept or {}
-    )
+    made: dict[str, Any] = {}
+    for slot in outputs:
+        made.setdefault(slot.partition(".")[0], []).append(
+            block.create_var(name=named(f"{type_}.tmp"), dtype="float32")
+        )
+    made |= kept or {}
     block.append_op(type=type_, inputs=dict(inputs), outputs=made, attrs=attrs)
     return made
 

@@ -107,17 +107,23 @@ def test_a_conversion_back_gives_the_same_bytes(saves: Path, tmp_path: Path) -> 
         np.testing.assert_allclose(saved.values.reshape(-1), wanted.reshape(-1), rtol=1e-6)
 
 
-@pytest.mark.parametrize("model", ["network", "operators"])
-def test_a_model_gives_the_numbers_of_paddle(model: str, saves: Path) -> None:
+BLOCKS = ("while", "while and cond", "cond", "case", "recurrent", "backwards", "arrays")
+
+
+@pytest.mark.parametrize("model", ["network", "operators", *(f"blocks/{name}" for name in BLOCKS)])
+def test_a_model_gives_the_numbers_of_paddle(model: str, saves: Path, caplog: pytest.LogCaptureFixture) -> None:
+    parameters = "__params__" if (saves / model / "__params__").exists() else None
     with fluid.scope_guard(Scope()), np.load(saves / "expected.npz") as arrays:
         program, feeds, fetches = fluid.io.load_inference_model(
-            saves / model, fluid.Executor(), params_filename="__params__"
+            saves / model, fluid.Executor(), params_filename=parameters
         )
         results = fluid.Executor().run(program, fed(*feeds), fetches, return_numpy=False)
-        names = [name for name in arrays.files if name.startswith(model)]
+        names = [name for name in arrays.files if name == model or name.startswith(f"{model}/")]
         assert len(names) == len(results) >= 1
         for name, result in zip(names, results, strict=True):
             np.testing.assert_allclose(np.asarray(result), arrays[name], atol=1e-6, err_msg=name)
+            assert np.asarray(result).dtype == arrays[name].dtype, name
+    assert not caplog.records
 
 
 def test_a_model_with_unknown_operators_names_them(tmp_path: Path) -> None:
@@ -125,10 +131,10 @@ def test_a_model_with_unknown_operators_names_them(tmp_path: Path) -> None:
 
     program = message("ProgramDesc")()
     block = program.blocks.add(idx=0, parent_idx=-1)
-    for kind in ("relu", "nonesuch", "while"):
+    for kind in ("relu", "nonesuch", "sgd", "while"):
         block.ops.add(type=kind)
     (tmp_path / "__model__").write_bytes(program.SerializeToString())
-    with pytest.raises(UserError, match=r"operators that are not in Penstock: nonesuch, while\."):
+    with pytest.raises(UserError, match=r"operators that are not in Penstock: nonesuch, sgd\."):
         fluid.io.load_inference_model(tmp_path, None)
 
 

@@ -1,39 +1,39 @@
 """Inference models of Fluid: `__model__` as a Program, whose variables have the names of the model's.
 
-Nothing in a model is executed while it is read: its operators are recorded as the layers of `io.fluid.operators`. Those
-that are not there are one error that lists them all.
+Nothing in a model is executed while it is read: its operators are recorded as `io.fluid.recording` says. Those that
+are not there are one error that lists them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import ProgramError, UserError
+from penstock.errors import UserError
 from penstock.io.fluid import folders, schema
+from penstock.io.fluid.blocks import RUNS
 from penstock.io.fluid.loading import Saved, load_saved
-from penstock.io.fluid.operators import Call, recorded, supported
+from penstock.io.fluid.recording import Reader, arguments, attributes, supported
 from penstock.io.saves.files import not_read
 from penstock.program import layers
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
 from penstock.program.record.context import program_guard
-from penstock.program.record.opening import recording_of
-from penstock.program.record.renaming import rename_recorded
+from penstock.program.training.parameters import constant_state
 from penstock.scope import Scope
 
 _ENDS = {"feed", "fetch"}
 _STATISTICS = ("Mean", "Variance")
-_DTYPE_ATTRIBUTES = ("dtype", "in_dtype", "out_dtype")
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What `__model__` says: the variables of block 0 by name, its operators, names to feed and to fetch."""
+    """What `__model__` says: its blocks, of block 0 the variables by name and the operators, what to feed and fetch."""
 
     path: str
+    blocks: list[Any]
     variables: dict[str, Any]
     operators: list[Any]
     feeds: list[str]
@@ -57,10 +57,12 @@ def read_model(path: Path) -> Model:
     if not program.blocks:
         raise UserError(f"{path} holds no block of operators; expected a model that Fluid saved", file=str(path))
     block = program.blocks[0]
-    _check_names(block, str(path))
+    for each in program.blocks:
+        _check_names(each, str(path))
     ends = {kind: [op for op in block.ops if op.type == kind] for kind in _ENDS}
     return Model(
         str(path),
+        list(program.blocks),
         {var.name: var for var in block.vars},
         [op for op in block.ops if op.type not in _ENDS],
         _columns(ends["feed"], lambda op: op.outputs, "Out", str(path)),
@@ -84,24 +86,11 @@ def _columns(ops: Sequence[Any], side: Any, slot: str, path: str) -> list[str]:
     """Names that feed or fetch operators have, in the order of their columns."""
     found = []
     for op in ops:
-        names = _arguments(side(op)).get(slot)
+        names = arguments(side(op)).get(slot)
         if not names:
             raise UserError(f"{path}: an operator {op.type!r} has no {slot!r}; the model is damaged", file=path)
-        found.append((_attributes(op).get("col", 0), names[0]))
+        found.append((attributes(op).get("col", 0), names[0]))
     return [name for _, name in sorted(found)]
-
-
-def _arguments(slots: Iterable[Any]) -> dict[str, list[str]]:
-    return {slot.parameter: list(slot.arguments) for slot in slots}
-
-
-def _attributes(op: Any) -> dict[str, Any]:
-    """Attributes by name; of those that hold a dtype, its name."""
-    found: dict[str, Any] = {}
-    for attr in op.attrs:
-        value = getattr(attr, schema.ATTRIBUTE_FIELDS.get(attr.type, "i"))
-        found[attr.name] = list(value) if hasattr(value, "extend") else value
-    return {name: schema.DTYPES.get(v, v) if name in _DTYPE_ATTRIBUTES else v for name, v in found.items()}
 
 
 def program_of(model: Model) -> tuple[Program, list[str]]:
@@ -109,23 +98,23 @@ def program_of(model: Model) -> tuple[Program, list[str]]:
 
     Raises UserError for operators, or uses of them, that are not here.
     """
-    unknown = sorted({op.type for op in model.operators} - set(supported()))
+    unknown = sorted({op.type for block in model.blocks for op in block.ops} - set(supported(RUNS)) - _ENDS)
     if unknown:
         raise UserError(
             f"{model.path} has operators that are not in Penstock: {', '.join(unknown)}. Build the network with layers "
-            f"and load its parameters with load_params; operators of models: {', '.join(supported())}",
+            f"and load its parameters with load_params; operators of models: {', '.join(supported(RUNS))}",
             file=model.path,
         )
-    program = Program()
+    program, reader = Program(), Reader(model.path, model.blocks, RUNS)
     with program_guard(program, Program()):
-        made: dict[str, Any] = {name: _input(model, name) for name in model.feeds}
-        _declare(model, made)
-        for op in model.operators:
-            _record(model, program, op, made)
-    missing = [name for name in model.fetches if name not in made]
+        names = reader.names(0)
+        names.own.update({name: _input(model, name) for name in model.feeds})
+        names.own.update(_declared(model))
+        reader.record(model.operators, names)
+    missing = [name for name in model.fetches if name not in names.own]
     if missing:
         raise UserError(f"{model.path}: nothing makes the variables to fetch {missing}", file=model.path)
-    return program.clone(for_test=True), [made[name].name for name in model.fetches]
+    return program.clone(for_test=True), [names.own[name].name for name in model.fetches]
 
 
 def _input(model: Model, name: str) -> Any:
@@ -147,65 +136,26 @@ def _dtype(model: Model, name: str, tensor: Any) -> str:
     return schema.DTYPES[tensor.data_type]
 
 
-def _declare(model: Model, made: dict[str, Any]) -> None:
-    """Declare the parameters; statistics of batch-norm are declared by its layer."""
-    buffers = {
+def _declared(model: Model) -> dict[str, Any]:
+    """Declare the persistable variables: parameters, and statistics of batch-norm, which are none here."""
+    statistics = {
         name
-        for op in model.operators
+        for block in model.blocks
+        for op in block.ops
         if op.type == "batch_norm"
-        for slot, names in _arguments(op.inputs).items()
+        for slot, names in arguments(op.inputs).items()
         if slot in _STATISTICS
         for name in names
     }
+    made: dict[str, Any] = {}
     for name in model.persistables():
         tensor = model.variables[name].type.lod_tensor.tensor
-        if name in buffers:
-            made[name] = _Named(name)
+        sizes, dtype = [int(d) for d in tensor.dims], _dtype(model, name, tensor)
+        if name in statistics:
+            made[name] = constant_state(name, 0.0, dtype, sizes)
         else:
-            made[name] = layers.create_parameter(
-                [int(d) for d in tensor.dims], _dtype(model, name, tensor), name, is_bias=True
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """A persistable variable that a layer declares itself."""
-
-    name: str
-
-
-def _record(model: Model, program: Program, op: Any, made: dict[str, Any]) -> None:
-    outputs = _arguments(op.outputs)
-    inputs = {slot: [_made(model, name, op, made) for name in names] for slot, names in _arguments(op.inputs).items()}
-    counts = {slot: len(names) for slot, names in outputs.items()}
-    try:
-        results = recorded(Call(op.type, inputs, _attributes(op), counts))
-    except (ProgramError, UserError) as error:
-        raise UserError(f"{model.path}: {error}", file=model.path) from error
-    for slot, values in results.items():
-        for name, value in zip(outputs.get(slot, ()), values, strict=False):
-            made[name] = _renamed(program, name, value, made)
-
-
-def _made(model: Model, name: str, op: Any, made: dict[str, Any]) -> Any:
-    if name not in made:
-        raise UserError(
-            f"{model.path}: operator {op.type!r} reads {name!r}, which no operator before it makes", file=model.path
-        )
-    return made[name]
-
-
-def _renamed(program: Program, name: str, value: Any, made: dict[str, Any]) -> Any:
-    """Return a result under the model's name. One that the model writes again keeps that name for its first value."""
-    if name in made:
-        return value
-    if value.name in made:
-        value = value.clone()
-    recording = recording_of(program)
-    if name in program.variables:
-        rename_recorded(recording, program.handle(name).fake, program.unique(f"{name}.inner"))
-    rename_recorded(recording, value.fake, name)
-    return recording.handle(value.fake)
+            made[name] = layers.create_parameter(sizes, dtype, name, is_bias=True)
+    return made
 
 
 def load_model(
@@ -217,7 +167,7 @@ def load_model(
     """
     model = read_model(folder / (model_filename or folders.MODEL))
     (program, fetches), names = program_of(model), model.persistables()
-    wanted = [var for var in program.variables.values() if var.persistable]
+    wanted = [var for var in program.variables.values() if var.persistable and var.name not in program.captured]
     if params_filename is not None:
         found = folders.read_combined(folder / params_filename, names)
         saved = Saved(str(folder / params_filename), names, lambda some: {name: found[name] for name in some})

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from penstock.errors import ProgramError
 from penstock.program import layers
+from penstock.program.framework.kinds.table import KINDS, Slots, recorded, similar
 from penstock.program.initializers import Constant, Initializer, Normal, TruncatedNormal, Uniform
 from penstock.program.ir import Role, VarDesc
 from penstock.program.operator_types import BlockOperator
@@ -28,86 +28,11 @@ from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, dtype_named
 from penstock.program.training.parameters import ParamAttr
 
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """How a type of Fluid's is recorded: slots of its inputs in the layer's order, attributes as keywords, outputs.
-
-    `many`: the first slot is a list of variables.
-    """
-
-    layer: Callable[..., Any]
-    inputs: tuple[str, ...] = ("X",)
-    attributes: Mapping[str, str] | None = None
-    outputs: tuple[str, ...] = ("Out",)
-    many: bool = False
-
-
-def _same(*names: str) -> dict[str, str]:
-    return {name: name for name in names}
-
-
-def _update(param: Any, grad: Any, rate: Any) -> Any:
-    return param - rate * grad
-
-
-def _momentum(param: Any, grad: Any, velocity: Any, rate: Any, mu: float, use_nesterov: bool = False) -> Any:
-    moved = mu * velocity + grad
-    return param - rate * (grad + mu * moved if use_nesterov else moved), moved
-
-
-_UNARY = (
-    "relu", "sigmoid", "tanh", "exp", "log", "sqrt", "abs", "square", "mean", "assign", "gelu", "sign", "ceil", "floor",
-)  # fmt: skip
-_BINARY = ("add", "sub", "mul", "div", "max", "min", "pow")
-_REDUCE = ("sum", "mean", "max", "min", "prod")
 _INITIALISERS: dict[str, Callable[[Mapping[str, Any]], Initializer]] = {
     "fill_constant": lambda a: Constant(a.get("value", 0.0)),
     "uniform_random": lambda a: Uniform(a.get("min", -1.0), a.get("max", 1.0), a.get("seed", 0)),
     "gaussian_random": lambda a: Normal(a.get("mean", 0.0), a.get("std", 1.0), a.get("seed", 0)),
     "truncated_gaussian_random": lambda a: TruncatedNormal(a.get("mean", 0.0), a.get("std", 1.0), a.get("seed", 0)),
-}
-KINDS: dict[str, _Kind] = {
-    **{name: _Kind(getattr(layers, name)) for name in _UNARY},
-    **{
-        f"elementwise_{name}": _Kind(getattr(layers, f"elementwise_{name}"), ("X", "Y"), _same("axis"))
-        for name in _BINARY
-    },
-    **{
-        f"reduce_{name}": _Kind(getattr(layers, f"reduce_{name}"), attributes=_same("dim", "keep_dim"))
-        for name in _REDUCE
-    },
-    "mul": _Kind(layers.mul, ("X", "Y"), _same("x_num_col_dims", "y_num_col_dims")),
-    "matmul": _Kind(
-        layers.matmul, ("X", "Y"), {"transpose_X": "transpose_x", "transpose_Y": "transpose_y", "alpha": "alpha"}
-    ),
-    "scale": _Kind(layers.scale, attributes=_same("scale", "bias", "bias_after_scale")),
-    "cast": _Kind(layers.cast, attributes={"out_dtype": "dtype"}),
-    "clip": _Kind(layers.clip, attributes=_same("min", "max")),
-    "softmax": _Kind(layers.softmax),
-    "sum": _Kind(layers.sum, many=True),
-    "concat": _Kind(layers.concat, attributes=_same("axis"), many=True),
-    "stack": _Kind(layers.stack, attributes=_same("axis"), outputs=("Y",), many=True),
-    "reshape": _Kind(layers.reshape, attributes=_same("shape")),
-    "reshape2": _Kind(layers.reshape, attributes=_same("shape")),
-    "transpose": _Kind(layers.transpose, attributes={"axis": "perm"}),
-    "transpose2": _Kind(layers.transpose, attributes={"axis": "perm"}),
-    "squeeze2": _Kind(layers.squeeze, attributes=_same("axes")),
-    "unsqueeze2": _Kind(layers.unsqueeze, attributes=_same("axes")),
-    "fill_constant": _Kind(layers.fill_constant, (), _same("shape", "dtype", "value")),
-    "dropout": _Kind(layers.dropout, attributes=_same("dropout_prob", "dropout_implementation")),
-    "cross_entropy": _Kind(layers.cross_entropy, ("X", "Label"), _same("soft_label", "ignore_index"), ("Y",)),
-    "softmax_with_cross_entropy": _Kind(
-        layers.softmax_with_cross_entropy, ("Logits", "Label"), _same("soft_label", "ignore_index"), ("Loss",)
-    ),
-    "top_k": _Kind(layers.topk, attributes=_same("k"), outputs=("Out", "Indices")),
-    "sgd": _Kind(_update, ("Param", "Grad", "LearningRate"), outputs=("ParamOut",)),
-    "momentum": _Kind(
-        _momentum,
-        ("Param", "Grad", "Velocity", "LearningRate"),
-        _same("mu", "use_nesterov"),
-        ("ParamOut", "VelocityOut"),
-    ),
 }
 
 
@@ -208,16 +133,16 @@ class Writer:
             return block.ops[-1]
         kind = KINDS.get(type_)
         if kind is None:
+            alike = similar(type_)
             raise ProgramError(
-                f"{user_line()}: append_op(type={type_!r}): there is no operator of this type here. Call the layer or "
-                f"a torch function on the variables; types that can be appended: {', '.join(sorted(KINDS))}"
+                f"{user_line()}: append_op(type={type_!r}): there is no operator of this type here"
+                f"{'; similar ones: ' + ', '.join(alike) if alike else ''}. Call the layer or a torch function on the "
+                "variables; docs/fluid-operators.md has all types that can be appended"
             )
-        updates = "ParamOut" in kind.outputs
-        pairs = ((given["Param"][0].name, given["Grad"][0].name),) if updates and "Grad" in given else ()
-        with program_guard(program), role(Role.OPTIMIZE if updates else current_role()[0], pairs or current_role()[1]):
-            for slot, value in results_of(type_, given, attrs).items():
-                for out in results.get(slot, ())[:1]:
-                    written(out, value)
+        pairs = ((given["Param"][0].name, given["Grad"][0].name),) if kind.updates and given.get("Grad") else ()
+        own = Role.OPTIMIZE if kind.updates else current_role()[0]
+        with program_guard(program), role(own, pairs or current_role()[1]):
+            record_into(results, type_, given, attrs)
         return block.ops[-1]
 
     def guard(self, own: Role, pairs: Iterable[Any]) -> AbstractContextManager[None]:
@@ -226,11 +151,23 @@ class Writer:
         return role(own, tuple(zip(names[::2], names[1::2], strict=True)))
 
 
-def results_of(type_: str, given: Mapping[str, list[Any]], attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Record the layer of a type in `KINDS` on the variables of its slots; return its results by slot."""
-    kind = KINDS[type_]
-    made = kind.layer(*_operands(type_, kind, given), **_keywords(type_, kind, attrs))
-    return dict(zip(kind.outputs, made if isinstance(made, tuple) else (made,), strict=True))
+def record_into(
+    outputs: Slots,
+    type_: str,
+    inputs: Slots,
+    attrs: Mapping[str, Any],
+    write: Callable[[Any, Any], object] = written,
+) -> None:
+    """Record an operator into the current Program, and let its outputs have the results.
+
+    `outputs`: variables, or what else `write(output, result)` takes. Raises ProgramError, see `kinds.table.recorded`.
+    """
+    read = {variable.name for variables in inputs.values() for variable in variables}
+    for slot, values in recorded(type_, inputs, outputs, attrs).items():
+        for out, value in zip(outputs.get(slot, ()), values, strict=False):
+            # what an operator returns as it is, a matrix that is flattened say, keeps its own name
+            is_input = value.name in read and value.name != getattr(out, "name", out)
+            write(out, layers.assign(value) if is_input else value)
 
 
 def _known(variable: Any, sizes: list[int] | None, dtype: Any) -> Variable:
@@ -251,23 +188,4 @@ def _handles(program: Program, value: Any) -> list[Any]:
     return [program.global_block().var(v) if isinstance(v, str) else v for v in values if v is not None]
 
 
-def _operands(type_: str, kind: _Kind, given: Mapping[str, list[Any]]) -> list[Any]:
-    missing = [slot for slot in kind.inputs if not given.get(slot)]
-    if missing:
-        raise ProgramError(
-            f"{user_line()}: append_op(type={type_!r}) is given {sorted(given)}; expected inputs {list(kind.inputs)}"
-        )
-    return [given[slot] if kind.many else given[slot][0] for slot in kind.inputs]
-
-
-def _keywords(type_: str, kind: _Kind, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    known = kind.attributes or {}
-    given = {known[name]: value for name, value in attrs.items() if name in known}
-    if type_.startswith("reduce_") and attrs.get("reduce_all"):
-        given["dim"] = None
-    return {
-        key: str(dtype_named(value)).removeprefix("torch.") if key == "dtype" else value for key, value in given.items()
-    }
-
-
-__all__ = ["KINDS", "Writer", "results_of"]
+__all__ = ["Writer", "record_into"]

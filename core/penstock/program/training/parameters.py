@@ -12,7 +12,7 @@ import torch
 from penstock.errors import ProgramError
 from penstock.program import unique_name
 from penstock.program.initializers import Constant, Initializer, Xavier
-from penstock.program.ir import Operator, Ref
+from penstock.program.ir import Operator, Ref, VarDesc
 from penstock.program.program import Program
 from penstock.program.record.attributes import ParamAttr, attributes_of
 from penstock.program.record.context import default_main_program, default_startup_program
@@ -33,11 +33,22 @@ class WeightNormParamAttr(ParamAttr):
         self.dim = dim
 
 
+class GivenParameter(ParamAttr):
+    """A variable that a layer takes as its parameter, instead of one that it creates: any of its shape and dtype."""
+
+    def __init__(self, variable: Variable) -> None:
+        super().__init__(variable.name)
+        self.variable = variable
+
+
 def create_parameter(
     shape: Sequence[int], dtype: str, attr: ParamAttr, default: Initializer | None = None, *, prefix: str, suffix: str
 ) -> Variable:
     """Create a parameter, or return the one that has this name and shape already (shared tables)."""
     name = attr.name or f"{prefix}.{suffix}"
+    if isinstance(attr, GivenParameter):
+        _expect_same(attr.variable.desc, shape, dtype)
+        return attr.variable
     if isinstance(attr, WeightNormParamAttr):
         return _normed(name, list(shape), dtype, attr, default)
     main = default_main_program()
@@ -78,15 +89,19 @@ def _normed(
 
 def _shared(main: Program, name: str, shape: Sequence[int], dtype: str) -> Variable:
     old = main.variables[name]
-    if not old.parameter or tuple(old.shape) != tuple(shape) or old.dtype != dtype:
+    _expect_same(old, shape, dtype, is_shared=old.parameter)
+    return main.handle(name)  # type: ignore[no-any-return]  # a Variable
+
+
+def _expect_same(old: VarDesc, shape: Sequence[int], dtype: str, *, is_shared: bool = True) -> None:
+    if not is_shared or tuple(old.shape) != tuple(shape) or old.dtype != dtype:
         raise ProgramError(
-            f"{user_line()}: parameter {name!r} is asked for with shape {list(shape)} of {dtype}, but it exists "
+            f"{user_line()}: parameter {old.name!r} is asked for with shape {list(shape)} of {dtype}, but it exists "
             "with shape "
             f"{list(old.shape)} of {old.dtype} (created at {old.source}). "
             "Use another name, or the same shape to share it",
-            variable=name,
+            variable=old.name,
         )
-    return main.handle(name)  # type: ignore[no-any-return]  # a Variable
 
 
 def attribute_of(param: Variable) -> ParamAttr:
@@ -129,5 +144,6 @@ def constant_state(name: str, value: float, dtype: str = "float32", shape: Seque
 
 
 __all__ = [
-    "ParamAttr", "WeightNormParamAttr", "attribute_of", "constant_state", "create_parameter", "create_persistable",
+    "GivenParameter", "ParamAttr", "WeightNormParamAttr", "attribute_of", "constant_state", "create_parameter",
+    "create_persistable",
 ]  # fmt: skip
