@@ -115,7 +115,8 @@ def _array(reader: Reader, op: Any, names: Names) -> None:
     """Write to an array, which begins where it is described."""
     given, (out,) = arguments(op.inputs), arguments(op.outputs)["Out"]
     _declare(reader, out, names)
-    layers.array_write(*_operands(given, ["X", "I"], op, names), names.read(out, op.type))
+    x, i = _operands(given, ["X", "I"], op, names)
+    layers.array_write(x, i, names.read(out, op.type))
 
 
 def _element(reader: Reader, op: Any, names: Names) -> None:

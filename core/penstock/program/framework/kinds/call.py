@@ -29,7 +29,7 @@ _WITHOUT_EFFECT = frozenset(
         "entry_config", "entry", "table_class", "table_names", "trainer_id", "slot", "grad_inplace", "epmap",
         "height_sections", "numeric_stable_mode", "str_value", "fix_seed", "sorted", "use_addto",
         "allow_out_of_range", "lazy_mode", "min_row_size_to_use_multithread", "inplace",
-        "im2col_step", "@ALL_KERNELS_MUST_COMPUTE_RUNTIME_SHAPE@",
+        "im2col_step", "@ALL_KERNELS_MUST_COMPUTE_RUNTIME_SHAPE@", "overwrite",
     ]
 )  # fmt: skip
 _LAYOUTS = ("", "AnyLayout", "NCHW", "NCDHW")

@@ -103,8 +103,8 @@ def _instance_norm(call: Call) -> Any:
 
 def _bilinear(call: Call) -> Any:
     size = call.one("Weight").desc.shape[0]
-    parameters = {"param_attr": call.parameter("Weight"), "bias_attr": call.parameter("Bias")}
-    return layers.bilinear_tensor_product(call.one("X"), call.one("Y"), size, **parameters)
+    weight, bias = call.parameter("Weight"), call.parameter("Bias")
+    return layers.bilinear_tensor_product(call.one("X"), call.one("Y"), size, param_attr=weight, bias_attr=bias)
 
 
 def _row_conv(call: Call) -> Any:
@@ -127,7 +127,7 @@ _WINDOW2 = {
     "data_format": "NCHW",
 }  # fmt: skip
 _WINDOW3 = {**_WINDOW2, "strides": [1] * 3, "paddings": [0] * 3, "dilations": [1] * 3, "data_format": "NCDHW"}
-_BACK = {"output_size": [], "output_padding": []}
+_BACK: dict[str, list[int]] = {"output_size": [], "output_padding": []}
 _POOL = {
     "ksize": REQUIRED, "pooling_type": "", "ceil_mode": False, "exclusive": True, "global_pooling": False,
     "adaptive": False, "padding_algorithm": "EXPLICIT",

@@ -99,6 +99,11 @@ def _assign_value(call: Call) -> Any:
     return layers.assign(np.ascontiguousarray(array))
 
 
+def _range(call: Call) -> Any:
+    start, end, step = (call.one(slot) for slot in ("Start", "End", "Step"))
+    return layers.range(start, end, step, start.desc.dtype)
+
+
 def _tril(call: Call) -> Any:
     return (layers.tril if call["lower"] else layers.triu)(call.one("X"), call["diagonal"])
 
@@ -202,8 +207,7 @@ SHAPES: dict[str, Kind] = {
     }),
     "hash": Kind(lambda call: layers.hash(call.one("X"), call["mod_by"], call["num_hash"]),
                  attrs={"num_hash": 1, "mod_by": 100000}),
-    "range": Kind(lambda call: layers.range(*(call.one(s) for s in ("Start", "End", "Step")), call.one("Start").dtype),
-                  "Start End Step"),
+    "range": Kind(_range, "Start End Step"),
     "eye": Kind(lambda call: layers.eye(call["num_rows"], None if call["num_columns"] < 0 else call["num_columns"],
                                         dtype=call.dtype() or "float32"),
                 "", attrs={"num_rows": REQUIRED, "num_columns": -1, "dtype": "float32"}),
