@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import penstock as fluid
+from penstock.errors import ProgramError
 
 O = fluid.optimizer  # noqa: E741 - the letter, of which many lines are
 MAKERS: Mapping[str, Callable[..., Any]] = {
@@ -59,3 +60,8 @@ def test_minimize_s_own_list_comes_first() -> None:
     assert trained(make) == ["a"]
     assert trained(make, parameter_list=["b"]) == ["b"]
     assert trained(lambda weights: O.SGD(0.1), no_grad_set={"b"}) == ["a", "c"]
+
+
+def test_a_name_that_the_program_lacks_is_refused() -> None:
+    with pytest.raises(ProgramError, match=r"parameter_list: variable 'bb' is not .* Did you mean 'b'"):
+        trained(lambda weights: O.SGD(0.1, parameter_list=["a", "bb"]))

@@ -23,7 +23,7 @@ from penstock.compat.torch import gradients as torch_gradients
 from penstock.compat.torch import storage_id
 from penstock.errors import ArgumentError, ProgramError
 from penstock.program.eager import advice, words
-from penstock.program.ir import Role, VarDesc
+from penstock.program.ir import Role, VarDesc, unknown_variable
 from penstock.program.program import Program
 from penstock.program.record.context import name_scope, role
 from penstock.program.record.failures import described
@@ -100,7 +100,7 @@ def append_backward(
 
     Other variables that gradients were asked for (`stop_gradient = False`) have theirs in the Program, as `x@GRAD`.
     A loss that depends on no trainable parameter has no backward pass, as in Fluid; a warning says so. Raises
-    ProgramError if the loss is no scalar.
+    ProgramError if the loss is no scalar, and for a name in `parameter_list` that the program does not have.
     """
     check_loss(loss, "append_backward")
     given: tuple[Any, Any] = (parameter_list, no_grad_set)  # each is read more than once
@@ -222,6 +222,12 @@ def _warn_of_updated(program: Program, before: int, loss: str) -> None:
 def _wanted(program: Program, chosen: Any, refused: Iterable[Any]) -> tuple[list[str], set[str]]:
     names = {v if isinstance(v, str) else v.name for v in refused}
     picked = None if chosen is None else {v if isinstance(v, str) else v.name for v in chosen}
+    for name in sorted(picked - program.variables.keys()) if picked is not None else ():
+        known = [v.name for v in program.parameters()]
+        raise ProgramError(
+            f"{user_line()}: append_backward: parameter_list: {unknown_variable(name, known)}",
+            variable=name,
+        )
     sparse = {look.table for look in recording_of(program).lookups}
     trainable = [
         v.name
