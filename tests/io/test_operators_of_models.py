@@ -107,6 +107,39 @@ def test_what_is_not_done_is_refused_by_name(
         fluid.io.load_inference_model(tmp_path, None)
 
 
+@pytest.mark.parametrize(
+    ("attrs", "said"),
+    [
+        ({"sub_block": 0}, "'while' runs block 0; the model has 1 blocks"),
+        ({"sub_block": 7}, "'while' runs block 7; the model has 1 blocks"),
+        ({}, "'while' runs block None; the model has 1 blocks"),
+    ],
+)
+def test_a_block_that_is_not_there_is_refused(attrs: Mapping[str, Any], said: str, tmp_path: Path) -> None:
+    write_model(tmp_path, "while", ["Condition"], {"Out": "out"}, attrs)
+    with pytest.raises(UserError, match=said):
+        fluid.io.load_inference_model(tmp_path, None)
+
+
+def test_a_choice_between_unequal_shapes_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, "select_input", ["X", "Mask"], {"Out": "out"}, {})
+    path = tmp_path / "__model__"
+    program = message("ProgramDesc").FromString(path.read_bytes())
+    block = program.blocks[0]
+    made = block.ops.add(type="reduce_sum")
+    made.inputs.add(parameter="X", arguments=["x"])
+    made.outputs.add(parameter="Out", arguments=["sum"])
+    choice = next(op for op in block.ops if op.type == "select_input")
+    next(slot for slot in choice.inputs if slot.parameter == "X").arguments.append("sum")
+    ordered = sorted(block.ops, key=lambda op: ["feed", "reduce_sum", "select_input", "fetch"].index(op.type))
+    operators = [type(op).FromString(op.SerializeToString()) for op in ordered]
+    del block.ops[:]
+    block.ops.extend(operators)
+    path.write_bytes(program.SerializeToString())
+    with pytest.raises(UserError, match=r"'select_input' chooses between .*expected variables of one shape and dtype"):
+        fluid.io.load_inference_model(tmp_path, None)
+
+
 def test_defaults_of_fluid_are_no_reason_to_refuse() -> None:
     for kind, attrs in DEFAULTS.items():
         assert not list(KINDS[kind].asks({}, attrs)), kind
