@@ -97,6 +97,7 @@ SERVER = r"of each step waits for {}"
 LATE = r"trainer {} is .* ms later than the others"
 SILENT = r"trainer {} has not finished step \d+ for \d+ s"
 HANGS = r"no trainer has finished a step for \d+ s, .*: they wait for {}"
+BOTH = (("pserver", 0), ("pserver", 1))
 ENCODER = "--model transformer --width 128 --rows 64 --layers"
 SLOW = [
     Job("a reader that sleeps", INPUT.format(""), "--read-ms 60"),
@@ -120,7 +121,7 @@ SLOW = [
     Job("slow server 1, one trainer", SERVER.format("pserver-1"), part=(("pserver", 1),), servers=2),
     Job("slow server 2 of 3", SERVER.format("pserver-2"), part=(("pserver", 2),), servers=3),
     Job("the only server", SERVER.format("(pserver-0|.*fc)"), part=(("pserver", 0),), servers=1),
-    Job("both servers", SERVER.format("the 2 parameter servers"), part=(("pserver", 0), ("pserver", 1)), servers=2),
+    Job("both servers", SERVER.format(r"(the 2 parameter servers|pserver-\d)"), part=BOTH, servers=2),
     Job("slow trainer 0", LATE.format(0), part=(("trainer", 0),), servers=2, trainers=2),
     Job("slow trainer 1", LATE.format(1), part=(("trainer", 1),), servers=2, trainers=2),
     Job("slow trainer 2 of 3", LATE.format(2), part=(("trainer", 2),), servers=1, trainers=3),
@@ -174,7 +175,7 @@ async def submitted(server: Server, job: Job) -> str:
     env = {"PYTHONPATH": os.pathsep.join([str(ROOT / "core"), str(ROOT)]), "CPU_NUM": "1",
            "PENSTOCK_PS_START_S": "180", **job.env}  # fmt: skip
     spec: dict[str, Any] = {
-        "name": re.sub(r"\W+", "-", job.name), "mode": "pserver" if job.servers else "local",
+        "name": re.sub(r"\W+", "-", job.name).lower(), "mode": "pserver" if job.servers else "local",
         "entrypoint": [*job.prefix, sys.executable, str(PROGRAM), *job.options.split()],
         "trainers": {"count": job.trainers, "cpus": 0, "memory": "1MiB"},
         "env": {name: value for name, value in env.items() if value},

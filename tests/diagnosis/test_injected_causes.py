@@ -175,16 +175,15 @@ def test_operators_too_short_for_their_batch_are_found() -> None:
 PARTS = (("aten.mm.default", 2.0), ("aten.relu.default", 0.3), ("aten.add.Tensor", 0.4))
 
 
-def encoder(count: int = 6, odd: int | None = None, times: float = 1.0, sizes: str = "64x64") -> tuple[OpSum, ...]:
-    """Layers of three operators each; those of layer `odd` take `times` as long, its matmul is of `sizes`."""
+def encoder(count: int = 6, odd: int | None = None, times: float = 1.0, flops: int = 1000) -> tuple[OpSum, ...]:
+    """Layers of three operators each; those of layer `odd` take `times` as long, its matmul is of `flops`."""
     found = []
     for layer in range(count):
-        slower, of = (times, sizes) if layer == odd else (1.0, "64x64")
+        slower, work = (times, flops) if layer == odd else (1.0, 1000)
         for part, (kind, ms) in enumerate(PARTS):
             name, ns = f"{kind[5:].partition('.')[0]}_{layer}", int(STEPS * MS * ms * slower)
-            flops = 1000 if part == 0 else 0
-            found.append(OpSum(3 * layer + part, name, "forward", f"net.layers.{layer}", STEPS, ns, type=kind, sizes=of,
-                               flops=flops))  # fmt: skip
+            found.append(OpSum(3 * layer + part, name, "forward", f"net.layers.{layer}", STEPS, ns, type=kind,
+                               sizes=f"{work}", flops=work if part == 0 else 0))  # fmt: skip
     return tuple(found)
 
 
@@ -199,9 +198,18 @@ def test_a_straggling_layer_is_named(odd: int) -> None:
 
 
 def test_a_layer_that_is_larger_by_design_is_no_straggler() -> None:
-    wide = encoder(odd=3, times=5.0, sizes="64x640")
+    wide = encoder(odd=3, times=5.0, flops=10_000)
     assert first(trainer(step_ms=27, workers=1, intra_op_threads=2, ops=wide)).cause == "healthy"
     assert first(trainer(step_ms=16.2, workers=1, intra_op_threads=2, ops=encoder())).cause == "healthy"
+
+
+def test_a_tower_whose_first_layer_needs_no_gradient_is_healthy() -> None:
+    """Three layers of 512 with two or three matmuls of 5 ms each, and a last one of one column."""
+    tower = [OpSum(at, f"mm_{at}", "forward", f"fc_{layer}", STEPS, int(STEPS * MS * ms), type="mm", sizes=f"{flops}",
+                   flops=flops)
+             for at, (layer, ms, flops) in enumerate([*[(0, 5.0, 500)] * 2, *[(1, 5.0, 500)] * 3, *[(2, 5.6, 500)] * 3,
+                                                      *[(3, 0.1, 1)] * 3])]  # fmt: skip
+    assert first(trainer(step_ms=42.1, workers=1, intra_op_threads=2, ops=tuple(tower))).cause == "healthy"
 
 
 def test_one_operator_of_several_alike_is_named() -> None:

@@ -1,8 +1,9 @@
 """Rules about what is repeated: one layer of several alike, or one operator of several alike, that is slower.
 
 Layers are siblings if their module paths differ in one number alone ("layers.0" … "layers.43", "fc_0" … "fc_4") and
-the odd one has all the sizes of matmuls of the others: a layer that is larger by design is no straggler. Operators are
-siblings if they have the same type, role and sizes.
+their matmuls are as much work: a layer that is larger by design is no straggler, and the first of a tower, which needs
+no gradient of its input, is no measure for the others. Operators are siblings if they have the same type, role and
+sizes.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class _Layer:
     ops: list[OpSum] = field(default_factory=list)
 
     @property
-    def sizes(self) -> frozenset[str]:
-        """The sizes of its matmuls."""
-        return frozenset(op.sizes for op in self.ops if op.flops)
+    def flops(self) -> int:
+        """Of one run of each of its operators."""
+        return sum(op.flops for op in self.ops)
 
 
 def layers(case: Case, stepping: Sequence[Trainer]) -> Iterable[Finding]:
@@ -49,13 +50,13 @@ def layers(case: Case, stepping: Sequence[Trainer]) -> Iterable[Finding]:
 
 def _odd_layer(case: Case, one: Trainer) -> Finding | None:
     best: Finding | None = None
-    for siblings in _templates(one):
-        ordered = sorted(siblings.values(), key=lambda layer: layer.ns)
+    for siblings in _siblings(one):
+        ordered = sorted(siblings, key=lambda layer: layer.ns)
         odd, median = ordered[-1], ordered[(len(ordered) - 1) // 2]
         more = odd.ns - median.ns
         if len(ordered) < LEAST or odd.ns < ODD_LAYER * median.ns or case.share(more) < NOTICED:
             continue
-        if not median.sizes <= odd.sizes or (best is not None and best.share >= case.share(more)):
+        if best is not None and best.share >= case.share(more):
             continue
         op = max(odd.ops, key=lambda op: op.total_ns)
         sentence = (
@@ -67,8 +68,8 @@ def _odd_layer(case: Case, one: Trainer) -> Finding | None:
     return best
 
 
-def _templates(one: Trainer) -> Iterable[dict[str, _Layer]]:
-    """Return layers by path, for each path with one number left out."""
+def _siblings(one: Trainer) -> Iterable[list[_Layer]]:
+    """Return layers whose paths differ in one number alone, and whose operations are as many."""
     found: dict[str, dict[str, _Layer]] = defaultdict(dict)
     for op in one.ops:
         if op.role in _OTHERS:
@@ -81,7 +82,11 @@ def _templates(one: Trainer) -> Iterable[dict[str, _Layer]]:
             layer = found[_NUMBERED.sub("*", path)].setdefault(path, _Layer(path))
             layer.ns += op.total_ns / (one.num_steps * one.workers)
             layer.ops.append(op)
-    return found.values()
+    alike: dict[tuple[str, int], list[_Layer]] = defaultdict(list)
+    for template, layers in found.items():
+        for layer in layers.values():
+            alike[template, layer.flops].append(layer)
+    return alike.values()
 
 
 def _odd_operator(case: Case, one: Trainer) -> Finding | None:
