@@ -130,7 +130,8 @@ class NodeRow(Base):
     `drain_by`: when what still runs there is preempted, by the wall clock; None if a drain waits for it. `reason`,
     `reason_detail`: for which its state is as it is.
     `address`: how other nodes reach it, as its agent reports; '' if it does not. `ports`: those that pservers may get.
-    `findings`: warnings and errors about the machine, from when its agent connected last (`MachineFinding`).
+    `findings`: warnings and errors about the machine, from when its agent connected last (`MachineFinding`). `labels`:
+    as of then, by key.
     """
 
     __tablename__ = "nodes"
@@ -150,6 +151,7 @@ class NodeRow(Base):
     address: Mapped[str] = mapped_column(default="")
     ports: Mapped[list[int]] = mapped_column(default=list)
     findings: Mapped[list[dict[str, str]]] = mapped_column(default=list)
+    labels: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
     joined_at: Mapped[datetime]
     state_at: Mapped[datetime]
     last_seen_at: Mapped[datetime | None]

@@ -15,7 +15,7 @@ def node(cpus: int, memory_gib: int, gpus: int = 0) -> Node:
     return Node(
         id="n", name="n", host="h", state="READY", cpus=cpus, gpus=gpus, memory_bytes=memory_gib * GIB, cpus_used=0,
         last_seen_at=None, version="0", findings=[], address="", replicas=0, etag="1", clock=None,
-        reason="", reason_detail="", drain_by=None, drain_left_s=None,
+        reason="", reason_detail="", drain_by=None, drain_left_s=None, labels={},
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 from penstock.client import AuthError, Conflict
 from penstock.errors import PenstockError, SpecError, Unavailable
 from penstock.process.private import make_private
+from penstock.protocol.jobspec import labels_of
 from penstock.settings import JOIN_TOKEN, TLS_CERT, TLS_KEY
 from penstock.tls import ClientCertificate
 from penstock_worker import accounts, identity, lease, pilot
@@ -40,10 +41,19 @@ def main(argv: list[str] | None = None) -> int:
     status = 0
     try:
         terms = _terms(arguments)
+        labels = labels_of(arguments.label)  # before a join, which would use up the token
         certificate = ClientCertificate.of(arguments.tls_cert, arguments.tls_key)
         with _only_one(state_dir):
             identity = _identity(arguments, state_dir, certificate)
-            settings = Settings(state_dir, arguments.grace_s, terms, hidden, certificate, _account(arguments.run_as))
+            settings = Settings(
+                state_dir,
+                arguments.grace_s,
+                terms,
+                hidden,
+                certificate,
+                _account(arguments.run_as),
+                labels,
+            )
             asyncio.run(_serve(Agent(identity, settings)))
     except* PenstockError as group:  # the agent's task group wraps what its tasks raise
         error = _first(group)
@@ -72,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
         "--tls-cert", type=Path, default=TLS_CERT.read(), help="certificate chain (PEM) of this node, for the server"
     )
     parser.add_argument("--tls-key", type=Path, default=TLS_KEY.read(), help="private key of --tls-cert (PEM)")
+    parser.add_argument(
+        "--label", action="append", default=[], metavar="KEY=VALUE", help="of this node, for node_selector of jobs"
+    )
     parser.add_argument("--run-as", metavar="USER", help="as whom jobs run, of an agent that is root")
     return parser
 

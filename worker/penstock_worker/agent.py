@@ -14,8 +14,8 @@ import random
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -70,7 +70,7 @@ class Settings:
 
     `pilot`: of an agent that another scheduler runs for a while.
     `hidden`: what replicas are not to see, besides the node's token. `certificate`: what is shown to the server.
-    `account`: as whom replicas run; None: as the agent's user.
+    `account`: as whom replicas run; None: as the agent's user. `labels`: of the node, by key.
     """
 
     state_dir: Path
@@ -79,6 +79,7 @@ class Settings:
     hidden: tuple[Path, ...] = ()
     certificate: ClientCertificate | None = None
     account: Account | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class Agent:
@@ -364,6 +365,7 @@ class Agent:
                 findings=self._findings,
                 instance=self._instance,
                 pilot=self._pilot_terms(),
+                labels=self._settings.labels,
             ).encode()
         )
         sent_at = lease.now()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,7 @@ def hello(
     findings: Sequence[Finding] = (),
     instance: str = "",
     pilot: PilotTerms | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> Hello:
     """Return the agent's first message: what runs here, how the node is reached, which ports pservers may get.
 
@@ -114,6 +115,7 @@ def hello(
             pilot=pilot,
             takes_stacks=True,
             records=True,
+            labels=None if labels is None else dict(labels),
         )
     except ValidationError as error:
         raise UserError(

@@ -95,6 +95,7 @@ class Keeper:
         return Request(
             gang.name, gang.count, settings.limits.shape, settings.ttl_s, settings.url, kept.token,
             settings.folder / TOKEN_FILE, once=settings.limits.once,
+            labels=settings.limits.labels,
         )  # fmt: skip
 
     @property
@@ -103,7 +104,10 @@ class Keeper:
 
     def _waiting(self) -> list[WaitingJob]:
         found = [job for state in ("RECOVERING", "QUEUED") for job in self.client.jobs(state=state)]
-        return [WaitingJob(job["name"], _needs(job)) for job in sorted(found, key=lambda job: job["id"])]
+        return [
+            WaitingJob(job["name"], _needs(job), job["spec"].get("node_selector", {}))
+            for job in sorted(found, key=lambda job: job["id"])
+        ]
 
     def _poll(self, kept: Gangs) -> dict[str, Pilot]:
         """Return what the scheduler says of every pilot."""
@@ -160,7 +164,9 @@ class Keeper:
             self._idle_since.pop(node["id"], None)
         since = self._idle_since.setdefault(node["id"], self.clock()) if not is_busy else self.clock()
         amounts: Amounts = (node["cpus"], node["gpus"], node["memory_bytes"])
-        return NodeFacts(node["state"], amounts, node["cpus_used"], is_busy, self.clock() - since)
+        return NodeFacts(
+            node["state"], amounts, node["cpus_used"], is_busy, self.clock() - since, node.get("labels", {})
+        )
 
     def _carry_out(self, kept: Gangs, answer: Answer, nodes: Mapping[str, Node]) -> None:
         for gang in kept.gangs:

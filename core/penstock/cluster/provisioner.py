@@ -6,8 +6,8 @@ Pilots come in gangs: what one `launch` asks for. A gang has a name of its own, 
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -37,7 +37,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A gang. `ttl_s`: how long each pilot serves. `token`: a reusable join token, also in `token_file` (0600)."""
+    """A gang. `ttl_s`: how long each pilot serves. `token`: a reusable join token, also in `token_file` (0600).
+
+    `labels`: of the nodes of the pilots.
+    """
 
     name: str
     count: int
@@ -47,6 +50,7 @@ class Request:
     token: str
     token_file: Path
     once: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def pilots(self) -> tuple[str, ...]:
         """Return the names of the pilots."""
@@ -58,6 +62,7 @@ class Request:
         return [
             *("--url", self.url, "--ttl", f"{self.ttl_s:g}", "--cpus", str(shape.cpus), "--gpus", str(shape.gpus)),
             *("--memory", str(shape.memory_bytes), *(["--once"] if self.once else [])),
+            *(f"--label={key}={value}" for key, value in sorted(self.labels.items())),
         ]
 
 

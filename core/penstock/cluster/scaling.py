@@ -8,7 +8,7 @@ Rooms that are used in part are not counted: had a waiting job fitted there, the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.cluster.provisioner import Phase, Shape
@@ -19,10 +19,11 @@ Amounts = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class WaitingJob:
-    """A job that waits for room. `needs`: of each replica."""
+    """A job that waits for room. `needs`: of each replica; `selector`: labels that each of its nodes must have."""
 
     name: str
     needs: tuple[Amounts, ...]
+    selector: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class NodeFacts:
     cpus_used: int = 0
     is_busy: bool = False
     idle_s: float = 0.0
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_idle(self) -> bool:
@@ -60,13 +62,17 @@ class PilotFacts:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`most`: pilots at once; `least`: so many are kept although no job waits. `once`: a pilot takes one job."""
+    """`most`: pilots at once; `least`: so many are kept although no job waits. `once`: a pilot takes one job.
+
+    `labels`: of the nodes of pilots.
+    """
 
     shape: Shape
     most: int
     least: int = 0
     idle_s: float = 60.0
     once: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,7 @@ class _Room:
     pilot: str
     free: Amounts
     job: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def decide(
@@ -100,7 +107,7 @@ def decide(
 ) -> Answer:
     """Return what to launch, drain and cancel. `others`: nodes that are no pilots of this cluster. Deterministic."""
     live = [pilot for pilot in pilots if pilot.phase is not Phase.ENDED]
-    rooms = _rooms(live, others, limits.shape)
+    rooms = _rooms(live, others, limits)
     budget = limits.most - len(live)
     launches: list[Launch] = []
     unmet: list[str] = []
@@ -121,24 +128,29 @@ def decide(
     return _answer(live, needed, launches, unmet, limits)
 
 
-def _rooms(live: Sequence[PilotFacts], others: Sequence[NodeFacts], shape: Shape) -> list[_Room]:
-    idle = [_Room("", node.amounts) for node in others if node.is_idle]
-    joined = [_Room(p.name, p.node.amounts) for p in live if p.node is not None and p.node.is_idle]
-    coming = [_Room(pilot.name, _amounts(shape)) for pilot in live if pilot.is_coming]
+def _rooms(live: Sequence[PilotFacts], others: Sequence[NodeFacts], limits: Limits) -> list[_Room]:
+    idle = [_Room("", node.amounts, labels=node.labels) for node in others if node.is_idle]
+    joined = [
+        _Room(p.name, p.node.amounts, labels=p.node.labels) for p in live if p.node is not None and p.node.is_idle
+    ]
+    coming = [_Room(pilot.name, _amounts(limits.shape), labels=limits.labels) for pilot in live if pilot.is_coming]
     return [*idle, *joined, *coming]
 
 
 def _pack(job: WaitingJob, rooms: list[_Room], limits: Limits, budget: int) -> int | str:
     """Return how many new pilots a job takes besides the rooms, or why it never fits. Takes the rooms if it may."""
     shape = _amounts(limits.shape)
-    trial = [_Room(room.pilot, room.free, room.job) for room in rooms]
+    trial = [_Room(room.pilot, room.free, room.job, room.labels) for room in rooms]
     new = 0
     for need in sorted(job.needs, reverse=True):
-        room = next((room for room in trial if _takes(room, need, job.name, once=limits.once)), None)
+        room = next((room for room in trial if _takes(room, need, job, once=limits.once)), None)
         if room is None:
+            if not _has(limits.labels, job.selector):
+                asked = ", ".join(f"{key}={value}" for key, value in sorted(job.selector.items()))
+                return f"job {job.name!r} asks for nodes with {asked}, and pilots are launched without (--label)"
             if not _fits(need, shape):
                 return f"job {job.name!r} asks for {_text(need)} on one node, and a pilot has {_text(shape)}"
-            room = _Room("", shape)
+            room = _Room("", shape, labels=limits.labels)
             trial.append(room)
             new += 1
         room.free = (room.free[0] - need[0], room.free[1] - need[1], room.free[2] - need[2])
@@ -148,8 +160,13 @@ def _pack(job: WaitingJob, rooms: list[_Room], limits: Limits, budget: int) -> i
     return new
 
 
-def _takes(room: _Room, need: Amounts, job: str, *, once: bool) -> bool:
-    return _fits(need, room.free) and (not once or room.job in ("", job))
+def _takes(room: _Room, need: Amounts, job: WaitingJob, *, once: bool) -> bool:
+    is_free = not once or room.job in ("", job.name)
+    return is_free and _fits(need, room.free) and _has(room.labels, job.selector)
+
+
+def _has(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+    return all(labels.get(key) == value for key, value in selector.items())
 
 
 def _answer(

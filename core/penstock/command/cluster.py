@@ -47,6 +47,10 @@ class Cluster:
         float, typer.Option("--idle", min=0, metavar="SECONDS", help="a pilot that was idle so long is drained")
     ] = 60.0
     once: Annotated[bool, typer.Option("--once", help="a pilot takes one job")] = False
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="KEY=VALUE", help="of the nodes of pilots, for node_selector; may be repeated"),
+    ] = None
     pilot_url: Annotated[
         str | None, typer.Option("--pilot-url", help="the server's address for pilots, if it is another")
     ] = None
@@ -74,12 +78,14 @@ class Cluster:
         from penstock.cluster.keeper import Settings
         from penstock.cluster.provisioner import Shape
         from penstock.cluster.scaling import Limits
+        from penstock.protocol.jobspec import labels_of  # loads pydantic
 
         if self.least > self.most:
             raise typer.BadParameter(f"--min {self.least} is more than --max {self.most}")
         limits = Limits(
-            Shape(self.cpus, memory_option(self.memory), self.gpus), self.most, self.least, self.idle_s, once=self.once
-        )
+            Shape(self.cpus, memory_option(self.memory), self.gpus), self.most, self.least, self.idle_s, once=self.once,
+            labels=labels_of(self.label or []),
+        )  # fmt: skip
         return Settings(self.name or self.engine, self.pilot_url or url, self.folder(), limits, self.ttl_s)
 
 

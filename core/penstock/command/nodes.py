@@ -33,12 +33,13 @@ def nodes(url: Url = None, token: Token = None, json: Json = False) -> None:
     rows = [
         [
             n["id"], n["name"], n["state"], f"{n['cpus_used']:g}/{n['cpus']}", str(n["gpus"]), n["last_seen_at"] or "-",
+            ",".join(f"{key}={value}" for key, value in sorted(n.get("labels", {}).items())) or "-",
             standing(n) or "-",
         ]
         for n in found
     ]  # fmt: skip
     empty = "there are no nodes; 'penstock agent token' makes a token with which one joins"
-    emit_table(["NODE", "NAME", "STATE", "CPUS", "GPUS", "LAST SEEN", "REASON"], rows, empty=empty)
+    emit_table(["NODE", "NAME", "STATE", "CPUS", "GPUS", "LAST SEEN", "LABELS", "REASON"], rows, empty=empty)
     if pilots:
         emit_table(
             ["PILOT", "CLUSTER", "STATE", "REASON"],
@@ -176,6 +177,10 @@ def agent_join(
     drain: Annotated[
         float | None, typer.Option("--drain", metavar="SECONDS", help="of --ttl, the time without new jobs (60)")
     ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="KEY=VALUE", help="of this node, for node_selector of jobs; may be repeated"),
+    ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option("--tls-cert", help="certificate chain (PEM) of this node, for the server")
     ] = None,
@@ -193,6 +198,7 @@ def agent_join(
     }  # fmt: skip
     arguments = [text for flag, value in given.items() if value is not None for text in (flag, str(value))]
     arguments += ["--once"] if once else []
+    arguments += [f"--label={text}" for text in label or []]
     environ = dict(os.environ)
     if join_token is not None:
         environ[settings.JOIN_TOKEN.name] = join_token  # not an argument: those can be seen by everyone

@@ -100,6 +100,8 @@ def sent(spec: JobSpec) -> dict[str, Any]:
     fields = spec.model_dump(mode="json", exclude_none=True)
     if not fields["restart"]["budgets"]:
         del fields["restart"]["budgets"]
+    if not fields["node_selector"]:
+        del fields["node_selector"]
     return fields
 
 

@@ -70,6 +70,7 @@ class Hello(Message):
     pilot: PilotTerms | None = None
     instance: _Label = Field("", description="of this run of the agent: two of one node are a copy of its identity")
     takes_stacks: bool = Field(default=False, description="it answers a `stack`; an older agent would hang up")
+    labels: jobspec.Labels | None = Field(None, description="of the node; None: an older agent, which sends none")
     records: bool = Field(default=False, description="it takes a `record`; an older agent would hang up")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
 from pydantic import (
@@ -19,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from penstock.errors import SpecError
 from penstock.protocol.contract import Mode, reserved
 
 RetryClass = Literal["infra", "user", "hang"]
@@ -26,6 +28,9 @@ OnDisconnect = Literal["continue", "stop"]
 
 MAX_PAUSE_S = 128.0
 """The longest pause before an attempt: one that ends later is of a clock that was set back."""
+LABEL_KEY = r"^[a-z0-9]([a-z0-9._/-]{0,61}[a-z0-9])?$"
+LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$"
+MAX_LABELS = 64
 NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 _MEMORY = r"^ *([0-9]{1,15}) *(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)? *$"
 _UNIT = {
@@ -56,6 +61,30 @@ def storable(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(storable), Field(json_schema_extra={"pattern": "^[^\\u0000]*$"})]
 """Text that can be stored. The schema cannot say that it has to be UTF-8; JSON that is not is refused as such."""
+
+
+Labels = Annotated[
+    dict[Annotated[str, StringConstraints(pattern=LABEL_KEY)], Annotated[str, StringConstraints(pattern=LABEL_VALUE)]],
+    Field(max_length=MAX_LABELS, json_schema_extra={"additionalProperties": False}),
+]
+"""Labels of a node, or those that a job asks for: keys of at most 63 characters, and values, which may be empty."""
+
+
+def labels_of(texts: Sequence[str]) -> dict[str, str]:
+    """Return the labels that KEY=VALUE texts give to a node. Raises SpecError."""
+    found: dict[str, str] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or re.fullmatch(LABEL_KEY, key) is None or re.fullmatch(LABEL_VALUE, value) is None:
+            raise SpecError(
+                f"--label {text!r} is no label; write KEY=VALUE: a key of lower-case letters, digits, '.', '_', '-', "
+                "'/', and a value of letters, digits, '.', '_' and '-', each of at most 63 characters"
+            )
+        if found.setdefault(key, value) != value:
+            raise SpecError(f"--label {key} is given as {found[key]!r} and as {value!r}; a node has one value of a key")
+    if len(found) > MAX_LABELS:
+        raise SpecError(f"{len(found)} labels are given; a node has at most {MAX_LABELS}")
+    return found
 
 
 class Strict(BaseModel):
@@ -204,6 +233,9 @@ class JobSpec(Strict):
         "default", description="whose job it is: projects share the nodes, and may have quotas"
     )
     priority: int = Field(0, ge=-1000, le=1000, description="jobs of a project with a higher one are placed first")
+    node_selector: Labels = Field(
+        default_factory=dict, description="labels that each node of the job must have, by key"
+    )
     mode: Mode = "local"
     trainers: Resources = Field(default_factory=lambda: Resources(count=1))
     pservers: Resources = Field(default_factory=lambda: Resources(count=0))

@@ -114,6 +114,7 @@ class Node(TypedDict):
     gpus: int
     host: str
     id: str
+    labels: dict[str, str]
     last_seen_at: str | None
     memory_bytes: int
     name: str

@@ -335,6 +335,7 @@ class Node(Answer):
     last_seen_at: Timestamp | None
     version: str
     findings: list[NodeFinding]
+    labels: dict[str, str] = Field(description="by key, as of when its agent connected last")
     etag: str = Field(description="for If-Match of a change: a change in between is then refused with 412")
     clock: NodeClock | None
 

@@ -138,6 +138,7 @@ class Nodes:
         row.agent_version, row.boot_id, row.last_seen_at = hello.version, hello.boot_id, now
         row.address, row.ports = hello.address, list(hello.ports)
         row.findings = [found.model_dump() for found in hello.findings]
+        row.labels = hello.labels or {}
         if NodeState(row.state) in _AWAY:
             self.back(tx, row, reason="connected")
         tx.effects.schedule = True  # only a node with a connection takes jobs

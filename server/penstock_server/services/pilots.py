@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from penstock.protocol.jobspec import JobSpec
 from penstock_server.clock import Clock
 from penstock_server.problems import Problem
 from penstock_server.schemas import api
-from penstock_server.services.placement import Chosen, Need, Room, Waits, place
+from penstock_server.services.placement import Chosen, Need, Room, Waits, labelled, place
 
 MAX_CLUSTERS = 64
 STALE_S = 60.0
@@ -42,15 +43,25 @@ def takes(stay: Stay, job_id: str, max_duration_s: float | None) -> bool:
 
 
 def place_job(
-    needs: Sequence[Need], rooms: Sequence[Room], stays: dict[str, Stay], job_id: str, max_duration_s: float | None
+    needs: Sequence[Need], rooms: Sequence[Room], stays: dict[str, Stay], job_id: str, spec: JobSpec
 ) -> Chosen | Waits:
-    """Place a job on the nodes that stay long enough for it, or explain why not."""
-    offered = [room for room in rooms if takes(stays.get(room.node_id, STAYS), job_id, max_duration_s)]
+    """Place a job on the nodes that have its labels and stay long enough for it, or explain why not."""
+    max_duration_s, with_labels = spec.max_duration_s, labelled(spec.node_selector, rooms)
+    if isinstance(with_labels, Waits):
+        return with_labels
+    offered = [room for room in with_labels if takes(stays.get(room.node_id, STAYS), job_id, max_duration_s)]
     if rooms and not offered:
         limit = "" if max_duration_s is None else f", or leave within the {max_duration_s:g} s of max_duration_s"
         why = f"waits for a node: those that are READY are pilots that drain or have another job{limit}"
         return Waits(why, forever=True)
-    return place(needs, offered)
+    return _among(spec, place(needs, offered))
+
+
+def _among(spec: JobSpec, answer: Chosen | Waits) -> Chosen | Waits:
+    """Say of a job that waits for room that only nodes with its labels were looked at."""
+    if isinstance(answer, Chosen) or not spec.node_selector:
+        return answer
+    return replace(answer, why=f"{answer.why} Only nodes with the labels of node_selector were looked at.")
 
 
 def bound(stays: dict[str, Stay], placed: Chosen, job_id: str) -> dict[str, Stay]:

@@ -28,7 +28,10 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A node that takes replicas: what it has in all, and what of it is free. `ports`: the free ones of `offered`."""
+    """A node that takes replicas: what it has in all, and what of it is free. `ports`: the free ones of `offered`.
+
+    `labels`: of the node, by key.
+    """
 
     node_id: str
     name: str
@@ -37,6 +40,7 @@ class Room:
     host: str = ""
     ports: tuple[int, ...] = ()
     offered: tuple[int, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,35 @@ class Waits:
 
     why: str
     forever: bool
+
+
+def labelled(selector: Mapping[str, str], rooms: Sequence[Room]) -> list[Room] | Waits:
+    """Return the rooms that have all labels of `selector`, or which of these no node has."""
+    found = [room for room in rooms if not lacks(selector, room.labels)]
+    if found or not rooms:
+        return found
+    nowhere = [key for key in sorted(selector) if all(room.labels.get(key) != selector[key] for room in rooms)]
+    asked = f"node_selector asks for {_labels_text(selector)}"
+    if not nowhere:
+        return Waits(f"{asked}: READY nodes have these labels, but none has all of them", forever=True)
+    others = sorted({room.labels[key] for key in nowhere[:1] for room in rooms if key in room.labels})
+    known = f" (its values there: {', '.join(others[:5])})" if others else ""
+    missing = f"{asked}, but no READY node has the label {nowhere[0]}={selector[nowhere[0]]}{known}"
+    return Waits(f"{missing}. Start one with `penstock agent join --label`.", forever=True)
+
+
+def lacks(selector: Mapping[str, str], labels: Mapping[str, str]) -> str:
+    """Describe which label of `selector` a node lacks; empty if it has all."""
+    for key, value in sorted(selector.items()):
+        if key not in labels:
+            return f"has no label {key}={value}"
+        if labels[key] != value:
+            return f"its label {key} is {labels[key]!r}; the job asks for {value!r}"
+    return ""
+
+
+def _labels_text(labels: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
 def place(needs: Sequence[Need], rooms: Sequence[Room]) -> Chosen | Waits:

@@ -10,7 +10,7 @@ from penstock_server.db import Database
 from penstock_server.schemas import api
 from penstock_server.services.fairness import Terms, Use, over_quota
 from penstock_server.services.pilots import STAYS, place_job, takes
-from penstock_server.services.placement import Chosen, Waits, verdicts
+from penstock_server.services.placement import Chosen, Waits, lacks, verdicts
 from penstock_server.services.scheduling import Scheduling, needs_of
 from penstock_server.services.survey import nowhere, rooms_of, terms, uses
 from penstock_server.streams.agents import Agents
@@ -32,11 +32,10 @@ class Plans:
             used, given = await uses(session), await terms(session)
             nodes = (await session.execute(select(NodeRow).order_by(NodeRow.id))).scalars().all()
         quota = over_quota(spec.project, needs, used.get(spec.project, Use()), given.get(spec.project, Terms()))
-        answer = (
-            place_job(needs, rooms, stays, "", spec.max_duration_s) if rooms else Waits(nowhere(absent), forever=True)
-        )
+        answer = place_job(needs, rooms, stays, "", spec) if rooms else Waits(nowhere(absent), forever=True)
         offered = [room for room in rooms if takes(stays.get(room.node_id, STAYS), "", spec.max_duration_s)]
-        found = verdicts(needs, offered, answer)
+        lacking = {room.node_id: lacks(spec.node_selector, room.labels) for room in rooms}
+        found = verdicts(needs, offered, answer) | {node_id: why for node_id, why in lacking.items() if why}
         line = self._scheduling.line.why(spec.project, spec.priority)
         if quota is not None:
             why, would_start = quota.why, False

@@ -162,7 +162,7 @@ class Scheduling:
             spec = JobSpec.model_validate(job.spec)
             needs = needs_of(spec)
             quota = turns.over_quota(head.project, needs)
-            answer = quota or place_job(needs, survey.rooms, survey.stays, head.job_id, spec.max_duration_s)
+            answer = quota or place_job(needs, survey.rooms, survey.stays, head.job_id, spec)
             if isinstance(answer, Chosen):
                 await self._take(survey, Placement(job, spec, needs, answer))
             elif answer.why != job.why:

@@ -107,6 +107,7 @@ def _stands(row: NodeRow, room: Room, link: AgentLink | None, agents: Agents) ->
     if link is None or link.leaving or agents.get(row.id) is not link:
         return False
     is_same = (row.cpus, row.gpus, row.memory_bytes) == room.total and tuple(row.ports) == room.offered
+    is_same = is_same and row.labels == room.labels
     return is_same and row.host == room.host and row.state == NodeState.READY
 
 

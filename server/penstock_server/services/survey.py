@@ -19,7 +19,14 @@ from penstock_server.streams.agents import AgentLink, Agents
 from penstock_server.tables import JobRow, NodeRow, ProjectRow, ReplicaRow
 
 _ROOMS = select(  # columns: an object of each node would be most of what a pass takes
-    NodeRow.id, NodeRow.name, NodeRow.host, NodeRow.cpus, NodeRow.gpus, NodeRow.memory_bytes, NodeRow.ports
+    NodeRow.id,
+    NodeRow.name,
+    NodeRow.host,
+    NodeRow.cpus,
+    NodeRow.gpus,
+    NodeRow.memory_bytes,
+    NodeRow.ports,
+    NodeRow.labels,
 )
 
 
@@ -43,7 +50,7 @@ async def rooms_of(session: AsyncSession, agents: Agents) -> tuple[list[Room], l
         mine = used[node.id]
         free = (total[0] - mine[0], total[1] - mine[1], total[2] - mine[2])
         ports = tuple(port for port in node.ports if (node.host, port) not in taken)
-        rooms.append(Room(node.id, node.name, total, free, node.host, ports, tuple(node.ports)))
+        rooms.append(Room(node.id, node.name, total, free, node.host, ports, tuple(node.ports), node.labels))
     return rooms, absent
 
 

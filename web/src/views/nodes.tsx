@@ -147,7 +147,14 @@ function NodeLines({ node, load, changed }: OneNode) {
   return (
     <>
       <tr>
-        <td class="jobname">{node.name}</td>
+        <td class="jobname">
+          {node.name}
+          {Object.entries(node.labels).map(([key, value]) => (
+            <div key={key} class="muted label" data-testid="label">
+              {key}={value}
+            </div>
+          ))}
+        </td>
         <td>
           <StateChip state={node.state} />
         </td>
