@@ -86,6 +86,27 @@ def test_a_model_average_is_that_of_its_window(replicas: int, rate: float, least
     np.testing.assert_allclose(applied(training), np.mean(history[-terms:], axis=0), rtol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["ExponentialMovingAverage", "ModelAverage"])
+def test_a_parameter_that_wants_no_average_has_none(kind: str) -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.scope_guard(fluid.Scope()):
+        x = fluid.layers.data("x", [2], dtype="float64")
+        own = fluid.ParamAttr("b", do_model_average=False)
+        loss = fluid.layers.mean(fluid.layers.fc(x, 1, param_attr="w", bias_attr=own))
+        fluid.optimizer.SGD(0.5).minimize(loss)
+        average: Any = getattr(fluid.optimizer, kind)(0.5)
+        if kind == "ExponentialMovingAverage":
+            average.update()
+        exe = fluid.Executor()
+        exe.run(fluid.default_startup_program())
+        for _ in range(3):
+            exe.run(feed={"x": np.ones((4, 2))})
+        before = {name: np.array(fluid.global_scope().find_var(name)) for name in ("w", "b")}
+        with average.apply(exe):
+            after = {name: np.array(fluid.global_scope().find_var(name)) for name in ("w", "b")}
+    np.testing.assert_array_equal(after["b"], before["b"])
+    assert (after["w"] != before["w"]).all()
+
+
 def test_averages_need_parameters() -> None:
     with fluid.program_guard(fluid.Program(), fluid.Program()):
         with pytest.raises(ProgramError, match="finds no trained parameters"):

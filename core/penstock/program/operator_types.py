@@ -267,6 +267,8 @@ def _type(op: Operator) -> str:
         return "conv2d_transpose"
     if plain in ("mean", "sum") and len(op.args) > 1:
         return f"reduce_{plain}"
+    if plain == "hardtanh" and tuple(op.args[1:3]) != (0.0, 6.0):
+        return "clip"
     if plain in _OF_SCALARS and isinstance(op.args[1], (int, float)):
         return "scale"
     if plain == "add" and op.module.rpartition(".")[2] == "regularization":

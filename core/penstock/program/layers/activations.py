@@ -56,8 +56,8 @@ def swish(x: Any, beta: float = 1.0, name: str | None = None) -> Any:
 
 
 def hard_sigmoid(x: Any, slope: float = 0.2, offset: float = 0.5, name: str | None = None) -> Any:
-    """Return min(max(slope * x + offset, 0), 1)."""
-    return (x * slope + offset).clamp(0.0, 1.0)
+    """Return min(max(slope * x + offset, 0), 1). The gradient is 0 at the bounds, too."""
+    return F.hardtanh(x * slope + offset, 0.0, 1.0)
 
 
 def prelu(x: Any, mode: str, param_attr: Any = None, name: str | None = None) -> Any:

@@ -216,7 +216,10 @@ def label_smooth(
     label: Any, prior_dist: Any = None, epsilon: float = 0.1, dtype: str = "float32", name: str | None = None
 ) -> Any:
     """Return (1 - epsilon) label + epsilon prior; the prior is 1 / classes each by default. Shapes: [.., classes]."""
-    smooth = 1.0 / label.shape[-1] if prior_dist is None else prior_dist
+    # A number where it is known: 1.0 / SymInt is an AttributeError for a SymInt that holds one (torch 2.13).
+    known = label.desc.shape[-1] if isinstance(label, Variable) else label.shape[-1]
+    classes = known if isinstance(known, int) else label.shape[-1]
+    smooth = 1.0 / classes if prior_dist is None else prior_dist
     return (1.0 - epsilon) * label + epsilon * smooth
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from penstock.errors import ProgramError
 from penstock.program.layers.activations import activate
@@ -113,8 +114,8 @@ def pow(x: Any, factor: float = 1.0, name: str | None = None) -> Any:
 
 
 def clip(x: Any, min: float, max: float, name: str | None = None) -> Any:
-    """Return min(max(x, min), max)."""
-    return torch.clamp(x, min, max)
+    """Return min(max(x, min), max). The gradient is 0 at the bounds, too, as in Fluid; that of torch.clamp is 1."""
+    return F.hardtanh(x, min, max) if x.dtype.is_floating_point else torch.clamp(x, min, max)
 
 
 def scale(
@@ -146,14 +147,19 @@ def sums(input: Sequence[Any], out: Any = None) -> Any:
     return total if out is None else written(out, total)
 
 
+_LEAST_SQUARE = 1e-8  # of the length of a row, in Fluid's kernel
+
+
 def cos_sim(X: Any, Y: Any) -> Any:
     """Return the cosine of the angle between rows, named as in Fluid, `cos_sim_0.tmp_0`, since scripts fetch it so.
 
-    Shapes: X [n, d]; Y [n, d] or [1, d]; result [n, 1].
+    The square of a length is 1e-8 at least: of a row of zeros it is 0. Shapes: X [n, d]; Y [n, d] or [1, d]; result
+    [n, 1].
     """
     prefix = default_main_program().unique("cos_sim")
     with name_scope(prefix):
-        lengths = (X * X).sum(1, keepdim=True).sqrt() * (Y * Y).sum(1, keepdim=True).sqrt()
+        squares = [(one * one).sum(1, keepdim=True).clamp(min=_LEAST_SQUARE) for one in (X, Y)]
+        lengths = squares[0].sqrt() * squares[1].sqrt()
         made = (X * Y).sum(1, keepdim=True) / lengths
         if isinstance(made, Variable) and not isinstance(made, Unsized):
             rename_recorded(made._recording, made.fake, _free_result(made._recording.program, prefix))

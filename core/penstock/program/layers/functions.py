@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from penstock.errors import ArgumentError, ProgramError
+from penstock.program.layers.elementwise import clip
 from penstock.program.record.declared import written
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable
@@ -59,12 +60,12 @@ def thresholded_relu(x: Any, threshold: float | None = None) -> Any:
 
 def relu6(x: Any, threshold: float = 6.0, name: str | None = None) -> Any:
     """Return min(max(x, 0), threshold)."""
-    return torch.clamp(x, 0.0, threshold)
+    return clip(x, 0.0, threshold)
 
 
 def brelu(x: Any, t_min: float = 0.0, t_max: float = 24.0, name: str | None = None) -> Any:
     """Return min(max(x, t_min), t_max)."""
-    return torch.clamp(x, t_min, t_max)
+    return clip(x, t_min, t_max)
 
 
 def soft_relu(x: Any, threshold: float = 40.0, name: str | None = None) -> Any:

@@ -135,6 +135,15 @@ def log_loss(input: Any, label: Any, epsilon: float = 1e-4, name: str | None = N
         return -label * torch.log(input + epsilon) - (1.0 - label) * torch.log(1.0 - input + epsilon)
 
 
+def softplus(x: Any) -> Any:
+    """Return log(1 + exp(x)), with the gradient sigmoid(x) everywhere.
+
+    max(x, 0) + log(1 + exp(-|x|)), which Fluid's kernels compute, has the gradient 0 at 0 if torch derives it, and
+    `F.softplus` is x above 20.
+    """
+    return -F.logsigmoid(-x)
+
+
 def sigmoid_cross_entropy_with_logits(
     x: Any, label: Any, ignore_index: int = -100, name: str | None = None, normalize: bool = False
 ) -> Any:
@@ -143,7 +152,7 @@ def sigmoid_cross_entropy_with_logits(
     `normalize`: divided by the number of labels that count (on this replica).
     """
     with name_scope(name or default_main_program().unique("sigmoid_cross_entropy_with_logits")):
-        loss = F.relu(x) - x * label + torch.log1p(torch.exp(-torch.abs(x)))
+        loss = softplus(x) - x * label
         counts = (label != ignore_index).to(loss.dtype)
         loss = loss * counts
         return loss / counts.sum().clamp_min(1e-5) if normalize else loss
@@ -189,13 +198,13 @@ def rank_loss(label: Any, left: Any, right: Any, name: str | None = None) -> Any
     """Return log(1 + exp(left - right)) - label (left - right). Shapes: [n, 1]."""
     with name_scope(name or default_main_program().unique("rank_loss")):
         difference = left - right
-        return F.softplus(difference) - label * difference
+        return softplus(difference) - label * difference
 
 
 def margin_rank_loss(label: Any, left: Any, right: Any, margin: float = 0.1, name: str | None = None) -> Any:
     """Return max(0, margin - label (left - right)). Shapes: [n, 1]; label 1 or -1."""
     with name_scope(name or default_main_program().unique("margin_rank_loss")):
-        return torch.clamp(margin - label * (left - right), min=0.0)
+        return F.relu(margin - label * (left - right))
 
 
 def bpr_loss(input: Any, label: Any, name: str | None = None) -> Any:
@@ -314,7 +323,7 @@ def teacher_student_sigmoid_loss(
     with name_scope(default_main_program().unique("teacher_student_sigmoid_loss")):
         inside = torch.logical_and(input > soft_max_lower_bound, input < soft_max_up_bound)
         x = torch.where(inside, input, input.detach())
-        grown = F.relu(x) + torch.log1p(torch.exp(-torch.abs(x)))
+        grown = softplus(x)
         alone = grown - torch.where(label < -1.0, torch.zeros_like(x), x)
         return torch.where(label < 0.0, alone, 2.0 * grown - x * label)
 

@@ -19,6 +19,7 @@ from penstock.errors import ProgramError
 from penstock.native.random import log_uniform
 from penstock.program.initializers import Constant, Xavier
 from penstock.program.layers.expected import expect_features, expect_ids
+from penstock.program.layers.losses import softplus
 from penstock.program.layers.random import distinct_ids, drawn
 from penstock.program.layers.tensor import assign
 from penstock.program.record.composite import sparse_lookup
@@ -190,7 +191,7 @@ def hsigmoid(
         scores = _scores(input, nodes, weight, bias, is_sparse=is_sparse and is_custom)
         scores = torch.where(inside, scores, torch.zeros_like(scores))
         scores = scores + (scores.clamp(-40.0, 40.0) - scores).detach()  # Fluid's gradient does not see the cut
-        return (F.softplus(scores) - codes * scores).sum(1, keepdim=True)
+        return (softplus(scores) - codes * scores).sum(1, keepdim=True)
 
 
 def _expect_tree(num_classes: Any, path_table: Any, path_code: Any, *, is_custom: bool) -> None:

@@ -94,7 +94,8 @@ def _persistable(program: Program, described: VarDesc) -> Any:
 
 
 class ExponentialMovingAverage(_Averages):
-    """ema = decay ema + (1 - decay) parameter, at each step, of every trained parameter that exists at `update`.
+    """ema = decay ema + (1 - decay) parameter, at each step, of every trained parameter that exists at `update`,
+    unless its ParamAttr says do_model_average=False.
 
     Applied, it is divided by 1 - decay^steps, since it begins at zero. `thres_steps`: a variable t; the decay is then
     min(decay, (1 + t) / (10 + t)), and the division takes the last one.
@@ -107,7 +108,7 @@ class ExponentialMovingAverage(_Averages):
     def update(self) -> None:
         """Record one step of the averages, behind the optimizer's updates."""
         main = default_main_program()
-        params = [v for v in main.all_parameters() if v.desc.trainable]
+        params = [v for v in main.all_parameters() if v.desc.trainable and v.do_model_average]
         if not params:
             raise ProgramError(f"{user_line()}: ExponentialMovingAverage.update() finds no trained parameters")
         steps = constant_state(f"{self._prefix}.steps", 0.0)
