@@ -86,6 +86,7 @@ OPTIMIZERS: Mapping[str, OptimizerCase] = {
     "Lamb": OptimizerCase("Lamb", _BETAS | {"lamb_weight_decay": 0.03125}, formula="lamb"),
     "Ftrl": OptimizerCase("Ftrl", {"l1": 0.015625, "l2": 0.03125}, is_single=True),
     "Ftrl, power -0.75": OptimizerCase("Ftrl", {"l1": 0.015625, "l2": 0.03125, "lr_power": -0.75}, is_single=True),
+    "Dpsgd": OptimizerCase("Dpsgd", {"clip": 0.5, "batch_size": 8.0, "sigma": 0.0}, is_single=True),
     "L1 decay": OptimizerCase("Momentum", {"momentum": 0.875}, decay=("L1Decay", 0.125)),
     "L2 decay": OptimizerCase("Momentum", {"momentum": 0.875}, decay=("L2Decay", 0.125)),
     "a parameter's own decay": OptimizerCase("SGD", decay=("L2Decay", 0.125), own_decay=("L1Decay", 0.25)),
@@ -325,10 +326,14 @@ def _scores(seed: int) -> tuple[Array, Array]:
 
 
 _BATCHES = tuple(_scores(30 + k) for k in range(3))
+_EDGES = np.arange(8, dtype=np.float32).reshape(8, 1) / np.float32(7)
 _CLASSES = tuple((values((8, 5), 60 + k), np.arange(8, dtype=np.int64).reshape(8, 1) % 5) for k in range(3))
 METRICS: Mapping[str, MetricCase] = {
     "auc": MetricCase("auc", _BATCHES),
     "auc, 7 thresholds": MetricCase("auc", _BATCHES, {"num_thresholds": 7}),
+    "auc at the edges of bins": MetricCase(
+        "auc", ((np.hstack([1 - _EDGES, _EDGES]), _BATCHES[0][1]),), {"num_thresholds": 7}
+    ),
     "auc of the last 2 batches": MetricCase("auc", _BATCHES, {"slide_steps": 2}),
     "auc of all batches": MetricCase("auc", _BATCHES, {"slide_steps": 0}),
     "auc of one class": MetricCase("auc", ((_BATCHES[0][0], np.ones((8, 1), np.int64)),)),

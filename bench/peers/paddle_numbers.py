@@ -6,6 +6,7 @@ operators where only those are left; the formulas of `fluid_cases` where its ker
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from paddle import static
 from paddle.nn import initializer
 
 from bench.peers import fluid_cases as cases
+from bench.peers import paddle_counts, paddle_fills, paddle_losses, paddle_wrappers
 from bench.peers.fluid_cases import (
     Array,
     LayerCase,
@@ -26,6 +28,7 @@ from bench.peers.fluid_cases import (
     ScheduleCase,
     SparseCase,
 )
+from bench.peers.fluid_names import GROUPS
 
 Numbers = dict[str, list[float]]
 _BESIDE = {"softmax_with_cross_entropy": "Softmax", "huber_loss": "Residual", "norm": "Norm", "lrn": "MidOut"}
@@ -39,16 +42,10 @@ _CLIPS = {
 def main() -> None:
     """Print all numbers."""
     paddle.enable_static()
-    groups: Mapping[str, tuple[Mapping[str, Any], Callable[[Any], Numbers]]] = {
-        "optimizers": (cases.OPTIMIZERS, optimizer),
-        "sparse": (cases.SPARSE, sparse),
-        "schedules": (cases.SCHEDULES, schedule),
-        "initializers": (cases.INITIALIZERS, initial),
-        "layers": (cases.LAYERS, layer),
-        "metrics": (cases.METRICS, metric),
-        "recurrent": (cases.RECURRENT, recurrent),
-    }
-    found = {group: {name: _guarded(run, one) for name, one in some.items()} for group, (some, run) in groups.items()}
+    with contextlib.redirect_stdout(sys.stderr):  # some layers print advice
+        found = {
+            group: {name: _guarded(_RUNS[group], one) for name, one in some.items()} for group, some in GROUPS.items()
+        }
     json.dump(found, sys.stdout)
 
 
@@ -170,10 +167,15 @@ def _ftrl(given: Mapping[str, Any], param: Any, grad: Any) -> None:
     )
 
 
+def _dpsgd(given: Mapping[str, Any], param: Any, grad: Any) -> None:
+    _update("dpsgd", param, {"Grad": grad}, given)
+
+
 _BY_OPERATOR: Mapping[str, Callable[[Mapping[str, Any], Any, Any], None]] = {
     "LarsMomentum": _lars,
     "DecayedAdagrad": _decayed_adagrad,
     "Ftrl": _ftrl,
+    "Dpsgd": _dpsgd,
 }
 
 
@@ -291,6 +293,25 @@ def metric(case: MetricCase) -> Numbers:
     feeds = [{"prediction": scores.astype(np.float32), "label": wanted} for scores, wanted in case.batches]
     found = [[float(v.item()) for v in executor.run(feed=feed, fetch_list=fetched)] for feed in feeds]
     return {f"batch {n}": one for n, one in enumerate(found)}
+
+
+_RUNS: Mapping[str, Callable[[Any], Numbers]] = {
+    "optimizers": optimizer,
+    "sparse": sparse,
+    "schedules": schedule,
+    "initializers": initial,
+    "layers": layer,
+    "metrics": metric,
+    "recurrent": recurrent,
+    "losses": paddle_losses.loss,
+    "sampled": paddle_losses.sampled,
+    "wrapped": paddle_wrappers.wrapped,
+    "filled": paddle_fills.filled,
+    "drawn": paddle_fills.drawn,
+    "counts": paddle_counts.count,
+    "objects": paddle_counts.told,
+    "evaluated": paddle_counts.evaluated,
+}
 
 
 if __name__ == "__main__":

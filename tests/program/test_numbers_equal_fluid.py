@@ -14,13 +14,12 @@ import pytest
 import torch
 from bench.peers import fluid_cases as cases
 from bench.peers.fluid_numbers import read
+from tests.program.fluid_runs import Numbers, data, listed, started, value
 
 import penstock as fluid
 from penstock.program.ir import Operator
 from penstock.program.training.backward import append_backward
-from penstock.scope import Scope
 
-Numbers = dict[str, list[float]]
 L: Any = fluid.layers
 TABLE = read()
 _FILLS = {
@@ -29,26 +28,6 @@ _FILLS = {
     "penstock.normal.default": "gaussian_random",
     "penstock.truncated_normal.default": "truncated_gaussian_random",
 }
-
-
-def listed(array: Any) -> list[float]:
-    return [float(v) for v in np.asarray(array, dtype=np.float64).reshape(-1)]
-
-
-def data(name: str, array: cases.Array) -> Any:
-    return fluid.data(name, list(array.shape), str(array.dtype))
-
-
-def started() -> tuple[Any, Scope]:
-    scope, exe = Scope(), fluid.Executor(fluid.CPUPlace())
-    exe.run(fluid.default_startup_program(), scope=scope)
-    return exe, scope
-
-
-def value(scope: Scope, name: str) -> torch.Tensor:
-    found = scope.find(name)
-    assert isinstance(found, torch.Tensor), name
-    return found
 
 
 def trail(steps: Mapping[str, list[cases.Array]]) -> Numbers:
@@ -166,10 +145,6 @@ GROUPS: Mapping[str, tuple[Mapping[str, Any], Callable[[Any], Numbers], float]] 
     "metrics": (cases.METRICS, metric, cases.SINGLE),
     "recurrent": (cases.RECURRENT, recurrent, cases.EXACT),
 }
-
-
-def test_the_table_has_every_case_and_no_other() -> None:
-    assert {group: set(some) for group, some in TABLE.items()} == {g: set(some) for g, (some, *_) in GROUPS.items()}
 
 
 def test_softmax_is_returned_beside_its_cross_entropy() -> None:
