@@ -20,6 +20,7 @@ from penstock.command import (
     draining,
     export,
     fluid,
+    graphpasses,
     jobs,
     nodes,
     projects,
@@ -71,6 +72,7 @@ app.command("cancel")(jobs.cancel)
 app.command("wait")(jobs.wait_for)
 app.command("exchange")(jobs.exchange)
 app.command("tables")(tables.tables)
+app.command("passes")(graphpasses.passes)
 app.command("why")(jobs.why)
 app.command("stack")(pythonstack.stack)
 app.command("record")(recording.record)

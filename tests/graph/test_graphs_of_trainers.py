@@ -7,17 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.transpile.recorded import Recorded, tower, transpiled
+from tests.transpile.recorded import ROWS, Recorded, tower, transpiled
 
 import penstock as fluid
 from penstock.errors import ProgramError
 from penstock.graph.build import build_graph
 from penstock.graph.check import check
 from penstock.graph.devices import build_device_graph
-from penstock.graph.document import kind_and_role
+from penstock.graph.document import document, kind_and_role
+from penstock.graph.operands import Shares
 from penstock.graph.ssa import Graph
 from penstock.program.ir import Role
-from penstock.ps.remote import REMOTE_TYPES
+from penstock.ps.remote import PREFETCH, REMOTE_TYPES
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "sync": {},
@@ -62,6 +63,20 @@ def test_a_prefetch_is_shown_as_communication(model: Recorded) -> None:
     remote = [found for kind, found in shown.items() if kind in REMOTE_TYPES]
     assert remote and set(remote) == {("rpc", "communication")}
     assert shown["aten.addmm.default"] == ("computation", "forward")
+
+
+@pytest.mark.parametrize(("is_distributed", "num_rows"), [(False, ROWS), (True, -1)])
+def test_a_prefetch_reads_the_table_of_the_servers(*, is_distributed: bool, num_rows: int) -> None:
+    recorded = tower(is_distributed=is_distributed)
+    transpiled(recorded, 0, 2)
+    variables = recorded.main.variables.values()
+    sizes = {s: 4 for v in variables for d in v.shape if not isinstance(d, int) for s in d.symbols()}
+    graph = build_graph(recorded.main, mode="reduce", num_replicas=1, active=1)
+    made = document(graph, recorded.main, Shares([sizes], [1.0]), name="t", num_threads=1, rows=[4])
+    [op] = [op for op in made.ops if op.type == PREFETCH]
+    table = op.inputs[-1]
+    assert (table.name, table.dtype, table.shape) == ("table", "float32", [num_rows, 16])
+    assert op.bytes == sum(value.num_bytes for value in (*op.inputs[:-1], *op.outputs))
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])

@@ -265,12 +265,15 @@ class DataParallel:
                 self.memory.devices, self.program, mode=self.mode, num_replicas=self.num_replicas, active=active,
                 across=self._across,
             )  # fmt: skip
-            self._graphs[active] = run_graph_passes(built, self.program, self.choice)
+            self._graphs[active] = run_graph_passes(built, self.program, self.choice, recorded=self._watch.is_watched)
         return self._graphs[active]
 
     def sized_graph(self, shares: Shares, fetches: Sequence[str] = ()) -> Graph:
         """Return the graph that a step of these sizes runs: the one for its replicas after the passes on sizes."""
-        return run_sized_passes(self.graph(len(shares.bindings)), self.program, self.choice, shares, fetches)
+        graph = self.graph(len(shares.bindings))
+        return run_sized_passes(
+            graph, self.program, self.choice, shares, fetches, recorded=self._watch.is_watched
+        )  # fmt: skip
 
     def shares(self, bindings: list[dict[str, int]], rows: list[int]) -> Shares:
         """Return what differs between replicas: sizes, and the gradient of the loss (rows / all rows)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from penstock.graph.earlier import passes_of
 from penstock.graph.operands import Shares
 from penstock.graph.ssa import SHARED, Graph, OpHandle
 from penstock.program.expr import evaluate
@@ -11,7 +12,7 @@ from penstock.program.ir import Role
 from penstock.program.legality import RNG
 from penstock.program.program import Program
 from penstock.protocol.graphdoc import GraphDocument, Op, OpKind, RoleName, Sync, Value
-from penstock.ps.remote import GEO_STEP, RECV_STEP, REMOTE_TYPES, SEND_AHEAD, SEND_STEP
+from penstock.ps.remote import GEO_STEP, PREFETCH, RECV_STEP, REMOTE_TYPES, SEND_AHEAD, SEND_STEP
 
 _REMOTE = REMOTE_TYPES | {SEND_STEP, RECV_STEP, SEND_AHEAD, GEO_STEP}
 _MATMULS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "penstock.product.default")
@@ -47,7 +48,7 @@ def document(
     ]
     return GraphDocument(
         program=name, mode=graph.mode, num_replicas=graph.num_replicas, num_threads=num_threads,
-        batch=rows, ops=ops, edges=graph.edges(), syncs=syncs,
+        batch=rows, ops=ops, edges=graph.edges(), syncs=syncs, passes=passes_of(graph),
     )  # fmt: skip
 
 
@@ -69,8 +70,19 @@ class _Values:
         variable = self.graph.variables[key]
         return self.of(variable.name, variable.replica if variable.replica >= 0 else rows_of)
 
+    def _table(self, handle: OpHandle) -> Value:
+        """The table that a prefetch reads rows of; -1 rows: they are allocated at their first use."""
+        _, _, table, _, _, heights, *_ = handle.op.args
+        rows, _ = self.physical(handle.makes()[0], handle.rows_of)
+        counts = [n for n in heights if isinstance(n, int)] if isinstance(heights, tuple) else []
+        return Value(name=str(table), dtype=rows.dtype, shape=[sum(counts) if counts else -1, rows.shape[-1]])
+
     def read_by(self, handle: OpHandle) -> list[tuple[Value, int]]:
-        """Return the operands. Of a fused sparse update those of the recorded ones: gradients by their names."""
+        """Return the operands. Of a fused sparse update those of the recorded ones: gradients by their names; of a
+        prefetch the table of the servers, too, of which it reads no more bytes than it makes.
+        """
+        if handle.op.type == PREFETCH:
+            return [*(self.physical(k, handle.rows_of) for k in handle.reads()), (self._table(handle), 0)]
         if not handle.op.type.startswith("penstock.fused_sparse_"):
             return [self.physical(k, handle.rows_of) for k in handle.reads()]
         found: list[tuple[Value, int]] = []

@@ -14,10 +14,12 @@ A version has one writer, or several that write disjoint parts of it (`are_disjo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from penstock.graph.applied import AppliedPass, Key
 from penstock.program.ir import Operator
 from penstock.protocol.graphdoc import OpKind
 
@@ -85,6 +87,7 @@ class Graph:
     """A built graph. `active`: number of replicas that have rows; `num_replicas`: that hold parameters.
 
     `homes`: the replica whose copy of a persistable variable the scope keeps, where it is not the first.
+    `applied`: the passes that made it, in order, where they were recorded.
     """
 
     mode: Mode
@@ -95,10 +98,22 @@ class Graph:
     syncs: list[SyncPlan]
     owners: dict[str, int]
     homes: dict[str, int] = field(default_factory=dict)
+    applied: tuple[AppliedPass, ...] = ()
 
     def edges(self) -> list[tuple[int, int]]:
         """Return (before, after) pairs, sorted."""
         return sorted((b, h.index) for h in self.handles for b in h.before)
+
+
+def keys_of(graph: Graph) -> list[Key]:
+    """Return the key of each handle, in order: what it is called before and after a pass."""
+    seen: Counter[tuple[str, int]] = Counter()
+    keys = []
+    for handle in graph.handles:
+        place = (handle.op.name, handle.replica)
+        keys.append(Key(*place, seen[place]))
+        seen[place] += 1
+    return keys
 
 
 def are_disjoint(left: Operator, right: Operator) -> bool:

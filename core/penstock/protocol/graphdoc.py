@@ -68,6 +68,55 @@ class Sync(_Doc):
     ops: list[int] = Field(description="indices of the operator handles that exchange it")
 
 
+class Forms(_Doc):
+    """What operators were besides their names: a column each, stored as `protocol.runs`.
+
+    `type`, `kind`, `role`, `module` and `source` are indices into `Passes.texts`. A module that ends in a number is its
+    text before it and `module_number`, else -1: "embedding_7" is "embedding_" and 7.
+    """
+
+    type: list[int]
+    kind: list[int]
+    role: list[int]
+    module: list[int]
+    module_number: list[int]
+    source: list[int]
+
+
+class Removed(Forms):
+    """Operators that passes removed: a row for each, on `count` replicas from `first` on (-1: works for all of them).
+
+    Their ids are consecutive. `name` and `name_number` as module and its number.
+    """
+
+    name: list[int]
+    name_number: list[int]
+    first: list[int]
+    count: list[int]
+
+
+class Pass(_Doc):
+    """What one graph pass changed. Ids: below `len(ops)` those of `ops`, from there on those of `Passes.removed`."""
+
+    name: str = Field(description="function, e.g. 'fuse_lookups'")
+    title: str
+    removed: int = Field(description="operators that it removed: that many ids, after those of the passes before")
+    added: list[int] = Field(description="ids, as runs")
+    changed: list[int] = Field(description="ids of operators that it replaced under their names, as runs")
+    edges_removed: list[int] = Field(description="pairs of ids, as runs of rows")
+    edges_added: list[int] = Field(description="pairs of ids, as runs of rows")
+
+
+class Passes(_Doc):
+    """How passes made the graph: enough to derive it as it was before and after each (`protocol.graphstages`)."""
+
+    ran: list[Pass] = Field(description="passes that changed the graph, in order")
+    unchanged: list[str] = Field(description="titles of passes that ran and changed nothing")
+    texts: list[str]
+    removed: Removed
+    was: Forms = Field(description="the changed operators of all passes, each as it was before its pass")
+
+
 class GraphDocument(_Doc):
     """A built graph for one feed shape."""
 
@@ -80,6 +129,7 @@ class GraphDocument(_Doc):
     ops: list[Op]
     edges: list[tuple[int, int]] = Field(description="from, to: indices into ops; dependencies of any kind")
     syncs: list[Sync]
+    passes: Passes | None = Field(None, description="null: not recorded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +166,12 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def canonical(document: GraphDocument) -> bytes:
-    """Return the canonical JSON of a document: sorted keys, no spaces."""
-    return json.dumps(document.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+    """Return the canonical JSON of a document: sorted keys, no spaces.
+
+    Without `passes` if there are none, so that the hash of a document is what it was before there were any.
+    """
+    plain = document.model_dump(mode="json", exclude={"passes"} if document.passes is None else None)
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 
 def graph_hash(document: GraphDocument) -> GraphHash:

@@ -50,6 +50,7 @@ from penstock.graph.passes.fuse_remote import fuse_remote
 from penstock.graph.passes.fuse_remote_copies import fuse_remote_copies
 from penstock.graph.passes.fuse_sparse import fuse_sparse_updates
 from penstock.graph.passes.matrix_kernels import choose_matrix_kernels
+from penstock.graph.passes.recording import Run
 from penstock.graph.passes.send_ahead import send_ahead
 from penstock.graph.passes.sync_batch_norm import synchronize_batch_norm
 from penstock.graph.rewrite import Rewriter
@@ -59,50 +60,62 @@ from penstock.program.program import Program
 __all__ = ["PLAIN", "Buckets", "MatrixKernels", "PassChoice", "run_graph_passes", "run_sized_passes"]
 
 
-def run_graph_passes(graph: Graph, program: Program, choice: PassChoice) -> Graph:
-    """Run the chosen passes that need no sizes. `program`: what `graph` was built from."""
+def run_graph_passes(graph: Graph, program: Program, choice: PassChoice, *, recorded: bool = False) -> Graph:
+    """Run the chosen passes that need no sizes. `program`: what `graph` was built from.
+
+    `recorded`: the graph names them, with what each changed, in `applied`.
+    """
+    run = Run(graph, recorded=recorded)
     if choice.fed_loss_gradient:
-        graph = feed_loss_gradient(graph)
+        run.apply("gradient of the loss from the feed", feed_loss_gradient)
     if choice.sync_batch_norm:
-        graph = synchronize_batch_norm(graph, program)
+        run.apply("batch-norm over all replicas", synchronize_batch_norm, program)
     if choice.fuse_all_reduce:
-        graph = fuse_exchanges(graph, program, choice.buckets)
+        run.apply("buckets of gradients", fuse_exchanges, program, choice.buckets)
     if choice.split_exchange:
-        graph = split_exchanges(graph, program, choice.matrix.at_once)
-    graph = order_exchanges(graph, choice.rings)
+        run.apply("parts of large exchanges", split_exchanges, program, choice.matrix.at_once)
+    run.apply("order of exchanges with other processes", order_exchanges, choice.rings)
     if choice.fuse_remote:
-        graph = send_ahead(fuse_remote(graph), program)
+        run.apply("one push and one pull a step", fuse_remote)
+        run.apply("gradients sent while others are computed", send_ahead, program)
     if choice.fuse_broadcast:
-        graph = fuse_broadcasts(graph)
-    return graph
+        run.apply("one broadcast an owner", fuse_broadcasts)
+    return run.graph
 
 
 def run_sized_passes(
-    graph: Graph, program: Program, choice: PassChoice, shares: Shares, kept: Collection[str] = ()
+    graph: Graph,
+    program: Program,
+    choice: PassChoice,
+    shares: Shares,
+    kept: Collection[str] = (),
+    *,
+    recorded: bool = False,
 ) -> Graph:
     """Run the chosen passes that need the sizes of a step. Cost: part of lowering, so once for each combination.
 
-    `kept`: variables that the graph must still make, because they are fetched.
+    `kept`: variables that the graph must still make, because they are fetched. `recorded`: see `run_graph_passes`.
     """
+    run = Run(graph, recorded=recorded)
     if choice.fuse_remote:
-        graph = fuse_geo(graph, program, kept)
+        run.apply("one exchange a step in GEO mode", fuse_geo, program, kept)
     if choice.fuse_sparse:
-        graph = fuse_sparse_updates(graph, program, kept)
-        graph = fuse_remote_copies(graph, program, kept)
+        run.apply("sparse updates without copies", fuse_sparse_updates, program, kept)
+        run.apply("exchanges with servers without copies", fuse_remote_copies, program, kept)
     if choice.fuse_lookups:
-        graph = fuse_bags(graph, program, kept)
-        graph = fuse_lookups(graph, program, kept)
+        run.apply("sums over sequences", fuse_bags, program, kept)
+        run.apply("lookups side by side", fuse_lookups, program, kept)
     if choice.fuse_max_pool:
-        graph = fuse_max_pool(graph, program, kept)
+        run.apply("max pooling", fuse_max_pool, program, kept)
     if choice.fuse_optimizer:
-        graph = fuse_updates(graph, program, kept)
+        run.apply("updates of one kind", fuse_updates, program, kept)
     if choice.fuse_add_act:
-        graph = fuse_add_act(graph, program, kept)
+        run.apply("sum and activation in one operator", fuse_add_act, program, kept)
     if choice.matrix_kernels:
-        graph = choose_matrix_kernels(graph, program, choice.matrix, shares, kept)
+        run.apply("kernels of matmuls", choose_matrix_kernels, program, choice.matrix, shares, kept)
     if choice.sequential:  # after what takes handles away: an edge to one would be lost
-        graph = run_in_program_order(graph)
-    return graph
+        run.apply("sequential order", run_in_program_order)
+    return run.graph
 
 
 def feed_loss_gradient(graph: Graph) -> Graph:
