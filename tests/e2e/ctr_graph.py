@@ -11,7 +11,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.protocol.graphdoc import GraphDocument, Op, OpKind, RoleName, Sync, Value
+from penstock.protocol.graphdoc import Forms, GraphDocument, Op, OpKind, Pass, Passes, Removed, RoleName, Sync, Value
+from penstock.protocol.runs import packed, packed_rows
 
 SLOTS = ("carrier", "flight", "tailnum", "origin", "dest", "month", "day", "hour", "minute", "weekday", "route")
 TOWER = (127, 400, 400, 400, 2)
@@ -42,11 +43,13 @@ class Builder:
         cost_us: float,
         kind: OpKind = "computation",
         line: int = 41,
+        weight: str = "",
     ) -> int:
         index = len(self.ops)
         value = Value(name=f"{name}.out", dtype="float32", shape=shape)
         size = 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
         inputs = [self.ops[self.writer[read]].outputs[0] for read in reads]
+        inputs += [Value(name=weight, dtype="float32", shape=[400, shape[-1]])] if weight else []
         self.ops.append(
             Op(
                 name=name,
@@ -73,13 +76,19 @@ def _forward(b: Builder, r: int) -> None:
         b.op(f"feed_{slot}", "penstock.feed", "input", r, "", [], [ROWS, 1], cost_us=6, kind="feed", line=20)
     for i, slot in enumerate(SLOTS):
         reads = [(f"feed_{slot}", r)]
-        b.op(f"embedding_{i}", "penstock.embedding", "forward", r, f"embedding_{i}", reads, [ROWS, 10], cost_us=35)
+        b.op(
+            f"embedding_{i}", "penstock.embedding", "forward", r, f"embedding_{i}", reads, [ROWS, 10], cost_us=35,
+            weight=f"embedding_{i}.w_0",
+        )  # fmt: skip
     reads = [(f"embedding_{i}", r) for i in range(len(SLOTS))] + [("feed_numeric", r)]
     b.op("cat", "aten.cat.default", "forward", r, "concat", reads, [ROWS, TOWER[0]], cost_us=60, line=44)
     last = "cat"
     for i, width in enumerate(TOWER[1:]):
         module = f"tower.fc_{i}"
-        b.op(f"addmm_{i}", "aten.addmm.default", "forward", r, module, [(last, r)], [ROWS, width], cost_us=_mm(i))
+        b.op(
+            f"addmm_{i}", "aten.addmm.default", "forward", r, module, [(last, r)], [ROWS, width], cost_us=_mm(i),
+            weight=f"fc_{i}.w_0",
+        )  # fmt: skip
         last = f"addmm_{i}"
         if i < len(TOWER) - 2:
             b.op(f"relu_{i}", "aten.relu.default", "forward", r, module, [(last, r)], [ROWS, width], cost_us=40)
@@ -151,9 +160,32 @@ def ctr_graph(replicas: int = 2) -> tuple[GraphDocument, list[float]]:
         _exchange(b, replicas, f"embedding_{i}.w", f"rows_{i}", f"embedding_{i}", [4043, 10])
     document = GraphDocument(
         program="ctr_dnn", mode="reduce", num_replicas=replicas, num_threads=2, batch=[ROWS] * replicas,
-        ops=b.ops, edges=b.edges, syncs=b.syncs,
+        ops=b.ops, edges=b.edges, syncs=b.syncs, passes=_passes(b.ops, replicas),
     )  # fmt: skip
     return document, b.cost_us
+
+
+def _passes(ops: Sequence[Op], replicas: int) -> Passes:
+    """One pass, which has removed a copy of each slot's rows; the concatenation has read the copies."""
+    readers = [index for index, op in enumerate(ops) if op.type == "aten.cat.default"]
+    texts = ["aten.clone.default", "computation", "forward", "embedding_", "train.py:41", "copy_", "aten.stack.default"]
+    rows, changed = range(len(SLOTS)), len(readers)
+    forms = {"kind": 1, "role": 2, "source": 4}
+    removed = Removed(
+        **{name: packed([text] * len(rows)) for name, text in forms.items()}, type=packed([0] * len(rows)),
+        module=packed([3] * len(rows)), module_number=packed(rows), name=packed([5] * len(rows)),
+        name_number=packed(rows), first=packed([0] * len(rows)), count=packed([replicas] * len(rows)),
+    )  # fmt: skip
+    was = Forms(
+        **{name: packed([text] * changed) for name, text in forms.items()}, type=packed([6] * changed),
+        module=packed([3] * changed), module_number=packed([0] * changed),
+    )  # fmt: skip
+    edges = ((len(ops) + row * replicas + r, readers[r]) for row in rows for r in range(replicas))
+    one = Pass(
+        name="fuse_lookups", title="lookups side by side", removed=len(rows) * replicas, added=[],
+        changed=packed(readers), edges_removed=packed_rows(edges), edges_added=[],
+    )  # fmt: skip
+    return Passes(ran=[one], unchanged=["max pooling"], texts=texts, removed=removed, was=was)
 
 
 @dataclass(frozen=True)

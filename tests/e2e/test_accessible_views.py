@@ -24,7 +24,8 @@ from penstock.protocol.tables import TableSums
 
 Feed = Callable[..., Feeder]
 VIEWS = (
-    "overview", "graph", "graph&view=table", "timeline", "timeline&pin=trainer-1.0,trainer-0.r0", "sync", "metrics",
+    "overview", "graph", "graph&view=table", "graph&pass=1", "graph&pass=1&side=after&view=table",
+    "graph&colour=staleness", "timeline", "timeline&pin=trainer-1.0,trainer-0.r0", "sync", "metrics",
     "metrics&x=time", "advice", "logs", "events", "config",
 )  # fmt: skip
 PAGES = ("/", "/?state=failed&q=nothing", "/nodes", "/tokens", "/webhooks", "/no/such/page")

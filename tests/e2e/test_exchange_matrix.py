@@ -69,6 +69,30 @@ def test_blocks_stand_with_their_server(open_page: Open, server: RunningServer, 
     expect(page.get_by_test_id("block-row")).to_have_count(9)
 
 
+def test_graph_shows_how_old_parameters_are(open_page: Open, server: RunningServer, feed: Feed) -> None:
+    job = group(feed, "stale")[0].job_id
+    page = open_page().page
+    page.goto(f"{server.url}/jobs/{job}?tab=graph")
+    page.get_by_test_id("tint").select_option("staleness")
+    # Of the blocks of fc_0 the trainers' pushes are 1 and 2, and 2 and 0 updates behind; of fc_1 3 and 2 at most.
+    expect(page.get_by_test_id("staleness-legend")).to_contain_text("2.50 updates by other trainers")
+    ops = server.call("GET", f"/graphs/{page.evaluate('() => __penstock.graphHash()')}")["ops"]
+    names = [op["name"] for op in ops]
+    for name, said in (("addmm_0", "1.50 updates"), ("addmm_1", "2.50 updates"), ("relu_0", "not measured")):
+        page.goto(f"{server.url}/jobs/{job}?tab=graph&colour=staleness&op={names.index(name)}")
+        expect(page.get_by_test_id("operator-panel")).to_contain_text(f"staleness{said}")
+
+
+def test_job_without_servers_has_no_colours_of_staleness(open_page: Open, server: RunningServer, feed: Feed) -> None:
+    alone = feed("alone")
+    alone.graph()
+    page = open_page().page
+    page.goto(f"{server.url}/jobs/{alone.job_id}?tab=graph")
+    expect(page.get_by_test_id("tint").locator("option")).to_have_count(4)
+    page.goto(f"{server.url}/jobs/{alone.job_id}?tab=graph&colour=staleness")
+    expect(page.get_by_test_id("staleness-legend")).to_have_text("not measured: no server has counted a push yet")
+
+
 def test_blocks_come_in_the_order_of_what_the_matrix_shows(open_page: Open, server: RunningServer, feed: Feed) -> None:
     page = shown(open_page().page, server, group(feed, "order")[0].job_id, "&metric=staleness")
     first = page.get_by_test_id("block-row").first

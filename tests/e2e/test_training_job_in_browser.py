@@ -23,6 +23,8 @@ from tests.support.waiting import until
 
 from penstock.command.snapshot import pack
 from penstock.protocol.frames import FLAG_IN_FULL, FLAG_WHOLE_STEP, Kind, decode
+from penstock.protocol.graphdoc import GraphDocument
+from penstock.protocol.graphstages import facts
 
 EXAMPLE = ROOT / "examples" / "ctr_flights"
 PICTURE = ROOT / "tests" / "artifacts" / "job-live.png"
@@ -115,6 +117,30 @@ def test_training_job_shows_itself_live(open_page: Open, server: RunningServer, 
         README_PICTURE.parent.mkdir(parents=True, exist_ok=True)
         README_PICTURE.write_bytes(PICTURE.read_bytes())
     assert PICTURE.stat().st_size > 50_000
+
+
+@pytest.mark.timeout(300)
+def test_graph_is_shown_before_and_after_a_pass(open_page: Open, server: RunningServer, job: str) -> None:
+    page = open_page(f"/jobs/{job}?tab=graph").page
+    page.wait_for_function("() => window.__penstock.receivedOperators().length > 100", timeout=FIRST_STEPS_S * 1000)
+    document = GraphDocument.model_validate(server.call("GET", f"/graphs/{hook(page, 'graphHash()')}"))
+    told = facts(document)
+    page.get_by_test_id("passes").click()
+    buttons = page.get_by_test_id("pass-strip").locator(".row").first.get_by_role("button")
+    expect(buttons).to_have_count(len(told))
+    at = [one.name for one in told].index("fuse_lookups")
+    buttons.nth(at).click()
+    panel = page.get_by_test_id("pass-panel")
+    expect(panel).to_contain_text(f"fuse_lookups: {told[at].before} → {told[at].after} operators")
+    expect(page.locator("section em").first).to_contain_text(f"{told[at].before} operators")
+    page.screenshot(path=str(PICTURE.with_name("before-a-pass.png")))
+    page.get_by_test_id("pass-after").click()
+    expect(page.locator("section em").first).to_contain_text(f"{told[at].after} operators")
+    page.get_by_test_id("graph-table-toggle").click()
+    expect(page.get_by_test_id("stage-table")).to_contain_text("~ changed")
+    page.get_by_test_id("passes").click()
+    expect(page.get_by_test_id("operator-table")).to_be_visible()
+    expect(page.locator("section em").first).to_contain_text(f"{len(document.ops)} operators")
 
 
 @pytest.mark.timeout(300)

@@ -4,6 +4,7 @@ import "./styles/app.css";
 import "./styles/dialogs.css";
 import "./styles/exchange.css";
 import "./styles/job.css";
+import "./styles/passes.css";
 import "./styles/strip.css";
 import "./styles/jobs.css";
 import "./styles/facts.css";

@@ -42,5 +42,8 @@ export type Figures = Schemas["Figures"];
 export type SeriesDelta = Schemas["Points"];
 export type SeriesSet = JobSnapshot["metrics"];
 
-export type GraphDocument = Schemas["GraphDocument"];
+type WholeDocument = Schemas["GraphDocument"];
+/** Documents of trainers that record no passes have no such field. */
+export type GraphDocument = Omit<WholeDocument, "passes"> & Partial<Pick<WholeDocument, "passes">>;
 export type GraphOp = Schemas["Op"];
+export type GraphPass = Schemas["Pass"];

@@ -31,13 +31,21 @@ describe("rates", () => {
   it("shows rates of the window while the job runs", () => {
     const store = new ExchangeStore();
     store.ingest(frame(1, 1, 10, body(10, 1000, 500, 10e6, 0, 5, 0)), 0);
-    store.ingest(frame(1, 3, 30, body(30, 5000, 2500, 50e6, 0, 45, 0)), 0);
+    store.ingest(frame(1, 3, 30, body(50, 5000, 2500, 50e6, 0, 45, 0)), 0);
     const view = store.view(job(TRAINER, ...SERVERS), false, 0);
     const cell = view?.cells.get(cellKey(0, 1));
     expect(cell).toMatchObject({ trainer: 0, pserver: 1, bytesPerS: 3000, sentPerS: 2000, waitNs: 2e6, staleness: 2 });
     expect(view?.cells.has(cellKey(0, 0))).toBe(false);
     expect(view).toMatchObject({ perStep: true, whole: false, trainers: [0] });
     expect(view?.pservers.map((one) => one.endpoint)).toEqual([A, B]);
+  });
+
+  it("is stale by push, of which GEO and queues that merge make fewer than steps", () => {
+    const store = new ExchangeStore();
+    store.ingest(frame(1, 1, 10, body(10, 1000, 500, 10e6, 0, 5, 0)), 0);
+    store.ingest(frame(1, 3, 30, body(18, 5000, 2500, 50e6, 0, 13, 0)), 0);
+    const [row] = store.view(job(TRAINER, ...SERVERS), false, 0)?.blocks ?? [];
+    expect(row).toMatchObject({ block: "w", pushes: 4, staleness: 2 });
   });
 
   it("falls to nothing when nothing comes any more", () => {

@@ -1,7 +1,7 @@
 /** What colours of boxes say besides roles. */
 import { expect, test } from "vitest";
 import type { Layout } from "../src/graph/layout";
-import { replicaColours, tintOf, tintsOf } from "../src/graph/tints";
+import { mostBehind, replicaColours, tintOf, tintsOf, tintsOfPass } from "../src/graph/tints";
 import type { Palette } from "../src/palette";
 import type { GraphDocument } from "../src/types";
 
@@ -51,6 +51,32 @@ test("a replica colours what is its alone", () => {
   expect([...(strength ?? [])]).toEqual([0, 0.5, 0.5, 0]);
 });
 
+test("staleness is against the oldest parameter, and grey where none was counted", () => {
+  const reading = {
+    ops: [["w.block1", "x"], ["w.block1", "table"], ["x"], []].map((names) => ({
+      inputs: names.map((name) => ({ name })),
+    })),
+  } as unknown as GraphDocument;
+  const behind = new Map([
+    ["w.block1", 1],
+    ["table", 4],
+  ]);
+  const { colours, strength, notes } = tintsOf("staleness", layout, reading, palette, behind);
+  expect(colours).toEqual(["#c", "#c", "#c", "#m"]);
+  expect([...(strength ?? [])]).toEqual([1, 0.25, 1, 0]);
+  expect(notes).toEqual(["4.00", "1.00", "4.00", ""]);
+  expect(tintsOf("staleness", layout, reading, palette).notes).toEqual(["", "", "", ""]);
+  expect([mostBehind(behind), mostBehind(new Map([["w", 0.2]])), mostBehind(new Map())]).toEqual([4, 1, 1]);
+});
+
+test("a box has the colour and the number of what a pass does in it", () => {
+  const painted = { ...palette, bad: "#bad" } as Palette;
+  const { colours, strength, notes } = tintsOfPass(layout, Uint8Array.from([1, 0, 0, 2]), painted);
+  expect(colours).toEqual(["#bad", "#bad", "#m", "#o"]);
+  expect([...(strength ?? [])]).toEqual([1 / 3, 1, 0, 1]);
+  expect(notes).toEqual(["−1", "−1", "", "+1"]);
+});
+
 test("an address with another word has roles", () => {
-  expect([tintOf(null), tintOf("memory"), tintOf("staleness")]).toEqual(["role", "memory", "role"]);
+  expect([tintOf(null), tintOf("memory"), tintOf("age")]).toEqual(["role", "memory", "role"]);
 });

@@ -10,6 +10,7 @@ import { type Again, addPainter, invalidate, paintWhenRestored } from "../framel
 import { type Palette, palette } from "../palette";
 import type { JobStore } from "../store/job";
 import type { GraphRuntime } from "../store/ops";
+import type { Behind } from "../store/staleness";
 import type { GraphDocument } from "../types";
 import { edgesAlong, glows, NO_SHARES, type Shares, shares } from "./boxsums";
 import { fitCamera, MAX_SCALE, MIN_SCALE, PAD, PAD_BELOW, withBoxInView } from "./camera";
@@ -20,7 +21,7 @@ import { paintGraph, pick } from "./paint";
 import type { Plan } from "./plan";
 import { pathThrough, planGraph } from "./remote";
 import type { Camera } from "./scene";
-import { type Tint, type Tints, tintsOf } from "./tints";
+import { type Tint, type Tints, tintsOf, tintsOfPass } from "./tints";
 
 /** A canvas narrower than this gets the layout from top to bottom. */
 const NARROW_PX = 700;
@@ -33,6 +34,8 @@ export class GraphController {
   readonly replica = signal<number | "all">("all");
   /** What colours say. */
   tint: Tint = "role";
+  /** How old parameters are, for the colours of staleness; another object once something has changed. */
+  behind: Behind = new Map();
   readonly hovered = signal(-1);
   /** A layout is under way in the worker, and why the last one failed. */
   readonly busy = signal(false);
@@ -65,7 +68,7 @@ export class GraphController {
   #wantsAll = false;
   #planning = 0;
   #shares: Shares = NO_SHARES;
-  #tints: { readonly tints: Tints; readonly layout: Layout; readonly palette: Palette } | null = null;
+  #tints: { tints: Tints; layout: Layout; palette: Palette; behind: Behind } | null = null;
   #urgent = true;
   #paintedAt = Number.NEGATIVE_INFINITY;
   #painter = (nowMs: number): Again => this.#paint(nowMs);
@@ -391,7 +394,7 @@ export class GraphController {
     const ctx = this.#canvas?.getContext("2d");
     const canvas = this.#canvas;
     if (!ctx || canvas === null || this.layout === null || this.#document === null) return "done";
-    const graph = this.store.shownRuntime.value;
+    const graph = this.store.drawnRuntime.value;
     if (graph === undefined || graph.document !== this.#document) return "done";
     const fading = graph.light(nowMs);
     this.#refreshCritical(graph, nowMs);
@@ -420,9 +423,16 @@ export class GraphController {
   #tintsOf(layout: Layout, document: GraphDocument): Tints {
     const colours = palette();
     const kept = this.#tints;
-    if (kept?.layout === layout && kept.palette === colours && kept.tints.tint === this.tint) return kept.tints;
-    const tints = tintsOf(this.tint, layout, document, colours);
-    this.#tints = { tints, layout, palette: colours };
+    const stage = this.store.stage.value;
+    const tint = stage === null ? this.tint : "pass";
+    if (kept?.layout === layout && kept.palette === colours && kept.tints.tint === tint) {
+      if (tint !== "staleness" || kept.behind === this.behind) return kept.tints;
+    }
+    const tints =
+      stage === null
+        ? tintsOf(this.tint, layout, document, colours, this.behind)
+        : tintsOfPass(layout, stage.marks, colours);
+    this.#tints = { tints, layout, palette: colours, behind: this.behind };
     return tints;
   }
 

@@ -11,6 +11,8 @@ import type { WorkerReply, WorkerRequest } from "./worker";
 
 /** A document of this many bytes takes some 10 ms to parse. */
 const LARGE_BYTES = 600_000;
+/** A graph of this many operators is laid out in the worker, however small its document is. */
+const MANY_OPS = 2000;
 
 interface Waiting {
   readonly onReply: (reply: WorkerReply) => void;
@@ -49,6 +51,14 @@ class GraphWorker {
       this.#gone.register(document, id);
       return document;
     });
+  }
+
+  /** Give the worker a copy of a document that was made here. */
+  lend(document: GraphDocument): void {
+    const id = this.#nextId++;
+    this.#started().postMessage({ type: "hold", id, document });
+    this.#ids.set(document, id);
+    this.#gone.register(document, id);
   }
 
   plan(document: GraphDocument, request: PlanRequest): Promise<Plan> {
@@ -142,5 +152,6 @@ export function pathThrough(document: GraphDocument, meansNs: Float64Array): Cri
 
 /** The plan at once if the document is small, else when the worker has it. */
 export function planGraph(document: GraphDocument, request: PlanRequest): Plan | Promise<Plan> {
+  if (document.ops.length > MANY_OPS && !graphWorker.holds(document)) graphWorker.lend(document);
   return graphWorker.holds(document) ? graphWorker.plan(document, request) : makePlan(document, request);
 }

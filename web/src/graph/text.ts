@@ -59,15 +59,16 @@ interface SubLine {
   readonly room: number;
 }
 
-/** The types that a box has, and its share on the right. */
+/** The types that a box has, and its share, or what a pass does to it, on the right. */
 function paintSub(ctx: CanvasRenderingContext2D, scene: Scene, index: number, { sub, x, base, room }: SubLine): void {
   const { palette, layout } = scene;
   const box = layout.boxes[index] as Box;
   const share = scene.share[index] ?? Number.NaN;
   const font = `${sub}px ${palette.sans}`;
   ctx.font = font;
-  ctx.fillStyle = palette.muted;
-  const time = Number.isFinite(share) && share > 0 ? percent(share) : "";
+  // What stands on a strong colour needs the stronger one of letters.
+  ctx.fillStyle = scene.tints.notes === undefined ? palette.muted : palette.text;
+  const time = scene.tints.notes?.[index] ?? (Number.isFinite(share) && share > 0 ? percent(share) : "");
   const taken = time === "" ? 0 : ctx.measureText(time).width;
   if (taken > 0 && taken < room) {
     ctx.textAlign = "right";

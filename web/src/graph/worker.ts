@@ -15,6 +15,7 @@ export type WorkerRequest =
   | { readonly type: "parse"; readonly id: number; readonly text: ArrayBuffer }
   | { readonly type: "plan"; readonly id: number; readonly document: number; readonly request: PlanRequest }
   | { readonly type: "chain"; readonly id: number; readonly document: number; readonly meansNs: Float64Array }
+  | { readonly type: "hold"; readonly id: number; readonly document: GraphDocument }
   | { readonly type: "forget"; readonly id: number };
 
 /** A document and the groups of a plan come in pieces, each of which the page takes up within a frame. */
@@ -82,6 +83,7 @@ addEventListener("message", (event: MessageEvent<WorkerRequest>) => {
   const asked = event.data;
   try {
     if (asked.type === "parse") parse(asked.id, asked.text);
+    else if (asked.type === "hold") documents.set(asked.id, asked.document);
     else if (asked.type === "forget") forget(asked.id);
     else if (asked.type === "chain") chain(asked.id, asked.document, asked.meansNs);
     else plan(asked.id, asked.document, asked.request);

@@ -40,6 +40,8 @@ export interface Amounts {
   readonly waitNs: number;
   /** Updates by others that a gradient did not know of, mean. */
   readonly staleness: number;
+  /** Gradients that it is the mean of. */
+  readonly pushes: number;
   readonly calls: number;
   readonly retries: number;
   readonly merges: number;
@@ -278,11 +280,17 @@ function amountsOf(tallies: readonly Tally[], oneTrainer = false): Amounts {
     total.merges += of(trainer, MERGES);
     total.joined += of(server, MERGES);
     stale += missed;
-    // A step pushes a block once. Only blocks that are pushed can be stale.
-    if (missed > 0 || of(trainer, SENT) > 0) pushes += steps;
+    // Only blocks that are pushed can be stale.
+    if (missed > 0 || of(trainer, SENT) > 0) pushes += pushesOf(trainer, steps);
   }
   const share = oneTrainer ? 1 : Math.max(1, tallies.length);
-  return { ...total, waitNs: total.waitNs / share, staleness: per(stale, pushes) };
+  return { ...total, waitNs: total.waitNs / share, staleness: per(stale, pushes), pushes };
+}
+
+/** A push and a pull are two calls. A step pushes a block once at most; GEO, and queues that merge, less often. */
+function pushesOf(trainer: Float64Array, steps: number): number {
+  const calls = of(trainer, CALLS) / (of(trainer, RECEIVED) > 0 ? 2 : 1);
+  return calls > 0 ? Math.min(steps, calls) : steps;
 }
 
 const per = (sum: number, count: number): number => (count > 0 ? sum / count : 0);

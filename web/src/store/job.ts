@@ -10,6 +10,7 @@ import type { Frame } from "../codec";
 import { Kind } from "../constants";
 import { throttled } from "../frameloop";
 import { loadDocument } from "../graph/remote";
+import type { Stage } from "../graph/stages";
 import { stream } from "../socket";
 import type { EventRow, GraphDocument, Job, NodeRow, ServerMessage } from "../types";
 import { DiagnosisStore } from "./diagnosis";
@@ -19,7 +20,7 @@ import { runtimeOfStep, StepHistory } from "./history";
 import { InputStore } from "./input";
 import { withFigures } from "./jobs";
 import { LogStore } from "./logs";
-import { type GraphRuntime, OpsStore } from "./ops";
+import { GraphRuntime, OpsStore } from "./ops";
 import { OtherRuns } from "./runs";
 import { SeriesStore } from "./series";
 import { endOfFrameMs, StepStore } from "./steps";
@@ -98,6 +99,17 @@ export class JobStore {
     if (hash === null) return undefined;
     if (chosen === null || document === null) return this.ops.graphs.get(hash);
     return runtimeOfStep(chosen, document, hash);
+  });
+
+  /** The graph before or after a pass, while it is looked at instead of the one that runs; nothing runs in it. */
+  readonly stage = signal<Stage | null>(null);
+  readonly drawnDocument = computed(() => this.stage.value?.document ?? this.shownDocument.value);
+  readonly drawnRuntime = computed<GraphRuntime | undefined>(() => {
+    const document = this.stage.value?.document;
+    if (document === undefined) return this.shownRuntime.value;
+    const still = new GraphRuntime("");
+    still.setDocument(document);
+    return still;
   });
 
   /** How long the newest events took to a painted canvas, in ms by the clocks of trainer and browser; for measurements. */

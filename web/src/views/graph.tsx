@@ -3,30 +3,35 @@
 import { untracked, useSignalEffect } from "@preact/signals";
 import type { TargetedKeyboardEvent } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { firm, integer, plural } from "../format";
+import { compact, firm, integer, plural } from "../format";
 import type { GraphController } from "../graph/controller";
-import { TINTS, type Tint, tintOf } from "../graph/tints";
+import { mostBehind, TINTS, type Tint, tintOf } from "../graph/tints";
 import { Empty, ErrorCard } from "../parts/basics";
 import { setQuery, url } from "../router";
 import { isTerminal, type JobStore } from "../store/job";
 import { isCommand } from "../store/mode";
 import type { GraphRuntime } from "../store/ops";
+import { type Behind, behindOf } from "../store/staleness";
+import { exchangeOf, hasPservers } from "./exchange";
 import type { JobParts } from "./job";
 import { OperatorTable } from "./operators";
+import { PassesButton, PassStrip, StageTable, useStage } from "./passes";
 
 export const tableShown = (): boolean => url.value.searchParams.get("view") === "table";
 
 export function GraphView({ parts }: { parts: JobParts }) {
   const { store, graph } = parts;
-  const document = store.shownDocument.value;
+  const document = store.drawnDocument.value;
+  useStage(store);
   useSignalEffect(() => {
-    const shown = store.shownDocument.value;
+    const shown = store.drawnDocument.value;
     graph.replica.value;
     untracked(() => graph.relayout(shown));
   });
   useSignalEffect(() => {
-    store.shownRuntime.value;
+    store.drawnRuntime.value;
     graph.tint = tintOf(url.value.searchParams.get("colour"));
+    if (graph.tint === "staleness") graph.behind = behindOf(exchangeOf(store));
     untracked(() => graph.repaint());
   });
   return (
@@ -36,22 +41,25 @@ export function GraphView({ parts }: { parts: JobParts }) {
         <em class="clip">{document === null ? "" : describe(parts)}</em>
         {document !== null && <GraphTools parts={parts} />}
       </div>
+      <PassStrip store={store} />
       {document === null ? (
         <NoGraph store={store} />
+      ) : tableShown() && store.stage.value !== null ? (
+        <StageTable stage={store.stage.value} />
       ) : tableShown() ? (
         <OperatorTable store={store} graph={graph} />
       ) : (
         <GraphCanvas graph={graph} operators={document.ops.length} />
       )}
       {graph.failure.value !== null && (
-        <ErrorCard error={graph.failure.value} retry={() => graph.relayout(store.shownDocument.value)} />
+        <ErrorCard error={graph.failure.value} retry={() => graph.relayout(store.drawnDocument.value)} />
       )}
     </section>
   );
 }
 
 function describe({ store, graph }: JobParts): string {
-  const document = store.shownDocument.value;
+  const document = store.drawnDocument.value;
   if (document === null) return "";
   graph.layoutVersion.value;
   const opened = graph.expanded.value.size;
@@ -119,7 +127,8 @@ function GraphTools({ parts }: { parts: JobParts }) {
         </select>
       )}
       <ReplicaSelect graph={graph} count={document?.num_replicas ?? 1} />
-      {!table && <TintSelect />}
+      <PassesButton store={store} />
+      {!table && store.stage.value === null && <TintSelect withServers={hasPservers(store)} />}
       <button type="button" class="btn small" onClick={() => toggleAll(graph)} data-testid="expand-all">
         {graph.expanded.value.size === 0 ? "Expand all" : "Collapse all"}
       </button>
@@ -156,19 +165,21 @@ const TINT_LABEL: Readonly<Record<Tint, string>> = {
   time: "colour: time",
   memory: "colour: memory",
   replica: "colour: replica",
+  staleness: "colour: staleness",
 };
 
-function TintSelect() {
+function TintSelect({ withServers }: { withServers: boolean }) {
+  const now = tintOf(url.value.searchParams.get("colour"));
   return (
     <select
       aria-label="What the colour of a box shows"
-      value={tintOf(url.value.searchParams.get("colour"))}
+      value={now}
       onChange={(event) =>
         setQuery({ colour: event.currentTarget.value === "role" ? null : event.currentTarget.value })
       }
       data-testid="tint"
     >
-      {TINTS.map((tint) => (
+      {TINTS.filter((tint) => tint !== "staleness" || withServers || now === tint).map((tint) => (
         <option key={tint} value={tint}>
           {TINT_LABEL[tint]}
         </option>
@@ -182,6 +193,7 @@ const TINT_SAYS: Readonly<Record<Tint, string>> = {
   time: "deeper: more of the step's time · ",
   memory: "deeper: more bytes read and written · ",
   replica: "coloured: of one replica, grey: of several · ",
+  staleness: "",
 };
 
 function toggleAll(graph: GraphController): void {
@@ -210,6 +222,19 @@ function ReplicaSelect({ graph, count }: { graph: GraphController; count: number
   );
 }
 
+function Hint({ store }: { store: JobStore }) {
+  if (store.stage.value !== null) return <>− removed, + added, ~ changed by the pass · double-click or Enter expands</>;
+  const tint = tintOf(url.value.searchParams.get("colour"));
+  if (tint === "staleness") return <StalenessLegend behind={behindOf(exchangeOf(store))} />;
+  return (
+    <>
+      {TINT_SAYS[tint]}
+      <span aria-hidden="true">●</span> ran in the last events · <span class="critical">▬</span> critical path ·
+      double-click or Enter expands · f fits · ? keys
+    </>
+  );
+}
+
 function GraphCanvas({ graph, operators }: { graph: GraphController; operators: number }) {
   const canvas = useRef<HTMLCanvasElement>(null);
   useEffect(() => {
@@ -233,12 +258,26 @@ function GraphCanvas({ graph, operators }: { graph: GraphController; operators: 
         onKeyDown={(event) => onKey(event, graph)}
       />
       <span class="hint">
-        {TINT_SAYS[tintOf(url.value.searchParams.get("colour"))]}
-        <span aria-hidden="true">●</span> ran in the last events · <span class="critical">▬</span> critical path ·
-        double-click or Enter expands · f fits · ? keys
+        <Hint store={graph.store} />
       </span>
       <LayingOut graph={graph} operators={operators} />
     </div>
+  );
+}
+
+/** The scale of what the boxes say in numbers too. */
+function StalenessLegend({ behind }: { behind: Behind }) {
+  return (
+    <span class="staleness" data-testid="staleness-legend">
+      {behind.size === 0 ? (
+        "not measured: no server has counted a push yet"
+      ) : (
+        <>
+          0 <i class="scale-bar" aria-hidden="true" /> {compact(mostBehind(behind))} updates by other trainers since its
+          parameters were pulled · <i class="grey-box" aria-hidden="true" /> reads none, or not measured
+        </>
+      )}
+    </span>
   );
 }
 
@@ -281,6 +320,7 @@ function toggleSelected(graph: GraphController): void {
 
 /** The address names an operator; a group is a state of the page only. */
 function linkSelection(graph: GraphController): void {
+  if (graph.store.stage.value !== null) return; // its operators have other numbers
   const box = graph.layout?.boxes[graph.selected];
   const op = box?.op?.ops[0] ?? (box !== undefined && box.group.ops.length === 1 ? box.group.ops[0] : undefined);
   setQuery({ op: op === undefined ? null : String(op) });

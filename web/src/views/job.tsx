@@ -49,7 +49,7 @@ export function JobPage({ jobId }: { jobId: string }) {
     const at = route.value;
     const document = parts.store.shownDocument.value;
     const op = at.page === "job" ? at.op : null;
-    if (op !== null && document !== null) untracked(() => parts.graph.reveal(op));
+    if (op !== null && document !== null && parts.store.stage.value === null) untracked(() => parts.graph.reveal(op));
   });
   const { store } = parts;
   if (store.job.value === null) {

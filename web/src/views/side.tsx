@@ -9,9 +9,11 @@ import { jobHref, setQuery } from "../router";
 import { isTerminal, type JobStore } from "../store/job";
 import { ODD, spreadOf } from "../store/layers";
 import { type GraphRuntime, longestOf, sumOf } from "../store/ops";
-import type { GraphOp } from "../types";
-import { PserverSummary } from "./exchange";
+import { behindAt, behindOf } from "../store/staleness";
+import type { GraphDocument, GraphOp } from "../types";
+import { exchangeOf, hasPservers, PserverSummary } from "./exchange";
 import type { JobParts } from "./job";
+import { PassPanel } from "./passes";
 import { ReplicaList } from "./replicas";
 import { shownSyncRows, syncBytes, useByWait } from "./sync";
 
@@ -39,6 +41,7 @@ function Selection({ parts }: { parts: JobParts }) {
   const { store, graph } = parts;
   graph.layoutVersion.value;
   store.opsVersion.value;
+  if (store.stage.value !== null) return <PassPanel store={store} graph={graph} stage={store.stage.value} />;
   const runtime = store.shownRuntime.value;
   const index = graph.hovered.value >= 0 && graph.selected < 0 ? graph.hovered.value : graph.selected;
   const box = graph.layout?.boxes[index];
@@ -87,6 +90,7 @@ function OperatorFacts({
         <Values name="out" values={op.outputs} />
         <dt>bytes</dt>
         <dd>{op.bytes === 0 ? "–" : bytes(op.bytes)}</dd>
+        <Staleness store={graph.store} document={document} ops={ops} />
         <dt>line</dt>
         <dd>{op.source || "–"}</dd>
         <dt>mean · max</dt>
@@ -101,6 +105,18 @@ function OperatorFacts({
         </dd>
       </dl>
     </div>
+  );
+}
+
+/** How old the parameters are that an operator of a job with parameter servers reads. */
+function Staleness(props: { store: JobStore; document: GraphDocument; ops: readonly number[] }) {
+  if (!hasPservers(props.store)) return null;
+  const behind = behindAt(props.document, props.ops, behindOf(exchangeOf(props.store)));
+  return (
+    <>
+      <dt>staleness</dt>
+      <dd>{Number.isNaN(behind) ? "not measured" : `${compact(behind)} updates by others`}</dd>
+    </>
   );
 }
 
