@@ -42,7 +42,15 @@ class SkewedNode:
         connection = connect(url, additional_headers=headers, compression=None, max_size=None)
         self._socket: ClientConnection = self._open.enter_context(connection)
         ports = list(range(20_000, 20_004))
-        self._say(type="hello", version="1", boot_id="b", replicas=[], address="127.0.0.1", ports=ports)
+        self._say(
+            type="hello",
+            version="1",
+            boot_id="b",
+            replicas=[],
+            address="127.0.0.1",
+            ports=ports,
+            labels={"zone": "east"},
+        )
         self._hear("welcome")
         return self
 

@@ -50,6 +50,7 @@ def test_a_node_is_drained_by_a_deadline_and_used_again(open_page: Open, server:
         page.get_by_role("button", name="Drain… busy").press("Enter")
         dialog = page.get_by_role("dialog", name="Drain busy")
         expect(dialog).to_contain_text("1 replica runs there now")
+        expect(page.get_by_test_id("labels")).to_have_text("zone=east")
         page.evaluate(axe_source())
         assert [one for width in (1440, 390) for one in complaints(page, width, "dark", [])] == []
         dialog.get_by_label("Preempt what still runs").fill("90")

@@ -147,14 +147,7 @@ function NodeLines({ node, load, changed }: OneNode) {
   return (
     <>
       <tr>
-        <td class="jobname">
-          {node.name}
-          {Object.entries(node.labels).map(([key, value]) => (
-            <div key={key} class="muted label" data-testid="label">
-              {key}={value}
-            </div>
-          ))}
-        </td>
+        <td class="jobname">{node.name}</td>
         <td>
           <StateChip state={node.state} />
         </td>
@@ -193,6 +186,15 @@ function NodeLines({ node, load, changed }: OneNode) {
           </td>
         )}
       </tr>
+      {Object.keys(node.labels).length > 0 && (
+        <tr data-testid="labels">
+          <td colSpan={columns} class="muted finding">
+            {Object.entries(node.labels)
+              .map(([key, value]) => `${key}=${value}`)
+              .join(" · ")}
+          </td>
+        </tr>
+      )}
       {node.state !== "READY" && node.reason_detail !== "" && (
         <tr data-testid="standing">
           <td colSpan={columns} class="muted finding">
