@@ -23,6 +23,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import penstock as fluid
+from bench import advise_servers
 from bench._environment import variable_set
 from bench.models import programs
 from bench.report import Report, quartiles
@@ -42,6 +43,8 @@ QUANTILE = 0.25
 WORKLOADS = {"ctr": "criteo", "lenet": "lenet"}
 OTHERS = {"transformer": "transformer", "slots": "slots", "flights": "flights"}
 """On request: workloads from whose operators no constant of the model was taken."""
+SERVERS = "servers"
+"""On request: parameter servers (`bench/advise_servers.py`)."""
 
 
 class Cell:
@@ -121,7 +124,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
     parser.add_argument("--steps", type=int, default=STEPS_OF_A_BLOCK, help="steps of a block (%(default)s)")
     parser.add_argument(
-        "--workload", choices=(*WORKLOADS, *OTHERS), action="append", help=f"default: {', '.join(WORKLOADS)}"
+        "--workload", choices=(*WORKLOADS, *OTHERS, SERVERS), action="append", help=f"default: {', '.join(WORKLOADS)}"
+    )
+    parser.add_argument(
+        "--places", default=",".join(advise_servers.PLACES), help=f"of the workload {SERVERS} (%(default)s)"
     )
 
 
@@ -130,7 +136,11 @@ def main(rounds: int, json: bool, extra: argparse.Namespace) -> Report:
     report = Report("advise", rounds)
     report.figures["load_before"] = round(os.getloadavg()[0], 2)
     for name in extra.workload or WORKLOADS:
-        _one(name, rounds, extra.steps, report, json=json)
+        if name == SERVERS:
+            places = advise_servers.places_of(extra.places)
+            advise_servers.measure(rounds, extra.steps, report, json=json, places=places)
+        else:
+            _one(name, rounds, extra.steps, report, json=json)
     return report
 
 

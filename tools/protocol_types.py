@@ -23,10 +23,10 @@ CONSTANTS, TYPES, API = (
     ROOT / "web/src/api.d.ts",
 )
 CLIENT = (
-    "Advice", "AdvisedSetting", "AuditEntry", "FullRecording", "GraphUse", "HotId", "Job", "LogChunk", "Node",
-    "NodeFinding", "NodeJoin", "NodeJoined", "OneTimeToken", "Pilot", "PilotReport", "Plan", "PlannedNode", "Progress",
-    "Project", "PythonFrame", "PythonProcess", "PythonStacks", "PythonThread", "RecordedProcess", "Replica", "Series",
-    "Snapshot", "SparseTable", "SparseTables", "TablePart", "Token", "TokenMade", "Webhook",
+    "Advice", "AdvisedCluster", "AdvisedSetting", "AuditEntry", "FullRecording", "GraphUse", "HotId", "Job", "LogChunk",
+    "Node", "NodeFinding", "NodeJoin", "NodeJoined", "OneTimeToken", "Pilot", "PilotReport", "Plan", "PlannedNode",
+    "Progress", "Project", "PythonFrame", "PythonProcess", "PythonStacks", "PythonThread", "RecordedProcess", "Replica",
+    "Series", "Snapshot", "SparseTable", "SparseTables", "TablePart", "Token", "TokenMade", "Webhook",
     "WebhookDelivery", "WebhookMade",
 )  # fmt: skip
 PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}

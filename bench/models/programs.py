@@ -6,7 +6,7 @@ fed; `make` of `bench.peers.penstock_executor` times it, other benchmarks may ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +30,12 @@ class Recorded:
     feeds: Sequence[Mapping[str, Any]]
 
 
-def record_ctr(workload: Workload, *, padded: bool = False) -> Recorded:
+def record_ctr(
+    workload: Workload, *, padded: bool = False, after: Callable[[Any], Any] = lambda hidden: hidden
+) -> Recorded:
     """Record CTR-DNN in Fluid's own words: a lookup for each slot, in one shared table or a table each.
 
-    Slots of several ids are ragged, or with `padded` batches of one length.
+    Slots of several ids are ragged, or with `padded` batches of one length. `after`: of each layer of the tower.
     """
     several = "lengths" in workload.feeds
     shared = "table" in workload.weights
@@ -47,7 +49,7 @@ def record_ctr(workload: Workload, *, padded: bool = False) -> Recorded:
             parts.append(fluid.layers.sequence_pool(rows, "sum", lengths=lengths) if several else rows)
         parts.append(fluid.layers.data(name="dense", shape=[workload.feeds["dense"].shape[2]], dtype="float32"))
         hidden = fluid.layers.concat(parts, axis=1)
-        hidden = _tower(workload, hidden, "", 1)
+        hidden = _tower(workload, hidden, "", 1, after)
         label = fluid.layers.data(name="label", shape=[1], dtype="int64")
         loss = fluid.layers.mean(fluid.layers.softmax_with_cross_entropy(hidden, label))
         _optimizer(workload).minimize(loss)
@@ -97,7 +99,10 @@ def record_din(workload: Workload) -> Recorded:
     return Recorded(main, startup, loss.name, feeds)
 
 
-def _tower(workload: Workload, hidden: Any, prefix: str, flatten_dims: int) -> Any:
+def _tower(
+    workload: Workload, hidden: Any, prefix: str, flatten_dims: int,
+    after: Callable[[Any], Any] = lambda hidden: hidden,
+) -> Any:  # fmt: skip
     """Record the workload's linear layers, with relu between them."""
     last = sum(key.startswith(f"{prefix}w") for key in workload.weights) - 1
     for layer in range(last + 1):
@@ -109,6 +114,7 @@ def _tower(workload: Workload, hidden: Any, prefix: str, flatten_dims: int) -> A
             bias_attr=fluid.ParamAttr(name=f"{prefix}b{layer}") if f"{prefix}b{layer}" in workload.weights else False,
             act="relu" if layer < last else None,
         )
+        hidden = after(hidden)
     return hidden
 
 

@@ -91,6 +91,16 @@ class OtherRanks:
         self._trainers = self._processes[: len(cluster.trainers) - 1]
         self._servers = self._processes[len(cluster.trainers) - 1 :]
 
+    @property
+    def pids(self) -> list[int]:
+        """All processes, those of trainers first."""
+        return [process.pid for process in self._processes]
+
+    @property
+    def server_pids(self) -> list[int]:
+        """Those of the servers."""
+        return [process.pid for process in self._servers]
+
     def pass_on(self, command: dict[str, Any]) -> None:
         """Send a command to every other trainer."""
         pass_on(self._trainers, command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from bench.peers import PROJECT
 from bench.workloads.fingerprint import Movement
@@ -45,6 +45,15 @@ class MeasuresExchange(Protocol):
 
     def exposed_share(self) -> float:
         """Return the share of the last turn in which exchanges were under way and nothing was computed."""
+        ...
+
+
+@runtime_checkable
+class RecordsExchange(Protocol):
+    """A trainer that knows what its last turn exchanged with servers, as `penstock.advice` wants it."""
+
+    def recording(self) -> dict[str, Any]:
+        """Return it in a form that JSON has."""
         ...
 
 
@@ -137,6 +146,8 @@ CONTENDERS: Mapping[str, Kind] = {
         "paddle_brpc", "", "paddle", "the original parameter server (brpc), async", served=True, compared=False
     ),
     "penstock_hosts": Kind("penstock_hosts", "", PROJECT, "servers and trainers on several hosts", hosts=True),
+    "recorded": Kind("penstock_recorded", "", PROJECT, "batches for each trainer, recorded", hosts=True),
+    "recorded_pauses": Kind("penstock_recorded", "pauses", PROJECT, "the same, which sleeps to compute", hosts=True),
     "torch_rpc_hosts": Kind(
         "torch_rpc_hosts", "", PROJECT, "servers on torch.distributed.rpc, several hosts", spins=True, hosts=True
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class HostsTrainer:
     def __init__(self, workload: Workload, options: Options, cluster: Cluster) -> None:
         os.environ["CPU_NUM"] = "1"
         self._others = OtherRanks(options, cluster) if options.rank == 0 else None
-        recorded = programs.record_ctr(workload)
+        recorded = self.record(workload, options)
         program = transpiled(recorded, cluster, options.rank).get_trainer_program()
         self._scope = scope = Scope()
         self._starter = fluid.Executor(fluid.CPUPlace())
@@ -40,9 +41,19 @@ class HostsTrainer:
         )
         self._workload, self._loss = workload, recorded.loss
         self._lookup = next(op for op in program.operators if op.type == PREFETCH)
-        self._feeds = [share(feed, options.rank, len(cluster.trainers)) for feed in recorded.feeds]
+        self._feeds = [self.own(feed, options.rank, len(cluster.trainers)) for feed in recorded.feeds]
         self._next = 0
         self._traces: list[dict[str, Any]] = []
+
+    @staticmethod
+    def record(workload: Workload, options: Options) -> programs.Recorded:
+        """Return the program to train."""
+        return programs.record_ctr(workload)
+
+    @staticmethod
+    def own(feed: Mapping[str, Any], rank: int, trainers: int) -> dict[str, Any]:
+        """Return a trainer's rows of a batch."""
+        return share(feed, rank, trainers)
 
     def run(self, num_steps: int) -> float:
         """Train on every trainer; return the last loss, of the whole batch."""

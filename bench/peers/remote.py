@@ -73,6 +73,7 @@ class Remote:
         self.versions: dict[str, str] = {}
         self.losses: list[float] = []
         self.exposed_shares: list[float] = []
+        self.recordings: list[dict[str, Any]] = []
         self.movements: dict[str, Movement] = {}
         self._is_stopped = False
         self._log = folder / f"{self.key}.log"
@@ -112,6 +113,8 @@ class Remote:
         self.losses.append(float(reply["loss"]))
         if "exposed" in reply:
             self.exposed_shares.append(float(reply["exposed"]))
+        if "recorded" in reply:
+            self.recordings.append(reply["recorded"])
         return float(reply["seconds"])
 
     def check(self) -> None:

@@ -1,9 +1,9 @@
 """A contender's process: `python -m bench.peers.serve KEY …` reads commands from stdin and answers on stdout.
 
 One JSON object a line. First comes {"ready": versions}. {"run": N} answers {"seconds", "loss"} after N steps, and
-{"exposed"} of contenders that measure it; {"check": true} answers {"checked": true, "movements"}; the end of stdin ends
-the process. Whatever fails is answered as {"error": text} and ends it. Idle means waiting in a read: no thread polls,
-and a parent that dies takes its children with it.
+{"exposed"}, {"recorded"} of contenders that measure it; {"check": true} answers {"checked": true, "movements"}; the end
+of stdin ends the process. Whatever fails is answered as {"error": text} and ends it. Idle means waiting in a read: no
+thread polls, and a parent that dies takes its children with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bench.peers.cluster import stay_on_core
-from bench.peers.contender import CONTENDERS, MeasuresExchange, Options, Trainer
+from bench.peers.contender import CONTENDERS, MeasuresExchange, Options, RecordsExchange, Trainer
 
 PR_SET_PDEATHSIG = 1
 
@@ -48,7 +48,8 @@ def answer(trainer: Trainer, command: dict[str, Any]) -> dict[str, Any]:
         loss = trainer.run(int(command["run"]))
         seconds = time.perf_counter() - start
         exposed = {"exposed": trainer.exposed_share()} if isinstance(trainer, MeasuresExchange) else {}
-        return {"seconds": seconds, "loss": loss, **exposed}
+        recorded = {"recorded": trainer.recording()} if isinstance(trainer, RecordsExchange) else {}
+        return {"seconds": seconds, "loss": loss, **exposed, **recorded}
     trainer.check()
     return {"checked": True, "movements": {name: asdict(moved) for name, moved in trainer.movements().items()}}
 

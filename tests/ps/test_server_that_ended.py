@@ -31,7 +31,7 @@ class Asked(TorchStorage):
 
 def test_a_server_that_ended_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, storage = ExchangeWatch(), Asked()
-    monkeypatch.setattr(telemetry, "exchange", lambda counters, tables: watch.add(counters, [], tables))
+    monkeypatch.setattr(telemetry, "exchange", lambda counters, tables, mode: watch.add(counters, [], tables, mode))
     monkeypatch.setattr(telemetry, "end_exchange", watch.remove)
     server = ParameterServer(ServerSettings("127.0.0.1:0", 0, 1, "sync", job="j", token="t"), storage)
     server.start()
@@ -42,7 +42,7 @@ def test_a_server_that_ended_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -
     Trainer.close_all()
     server.close()
     num_asked = storage.num_asked
-    item = watch.due(PERIOD_S, step=1, now_ns=1)
+    item = watch.due(PERIOD_S, step=1, now_ns=1, cpu_ns=1)
     assert item is not None
     body = decode(bytes(item.frame)).body
     assert ("trainer 0" in body["peers"], "w" in body["blocks"]) == (True, True)

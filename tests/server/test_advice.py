@@ -149,13 +149,13 @@ async def test_those_that_ask_meanwhile_share_one_answer(
 async def test_jobs_are_simulated_one_at_a_time(sqlite_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     turn, overlap = threading.Lock(), threading.Event()
 
-    def alone(source: Any, document: str, steps: Any) -> Any:
+    def alone(*given: Any) -> Any:
         if not turn.acquire(blocking=False):
             overlap.set()
-            return compute(source, document, steps)
+            return compute(*given)
         overlap.wait(0.5)  # for another that should not come
         turn.release()
-        return compute(source, document, steps)
+        return compute(*given)
 
     compute = service._computed
     monkeypatch.setattr(service, "_computed", alone)

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from penstock.errors import PeerError
-from penstock.protocol.exchange import MAX_ROWS, REST, ProcessRows, Sums, body_of, matrix, rows_of
+from penstock.protocol.exchange import MAX_ROWS, REST, ProcessRows, Sums, body_of, matrix, process_of, rows_of
 from penstock.protocol.frames import decode
 from penstock.protocol.tables import TableSums
 from penstock.ps.counters import Counters
@@ -24,7 +24,7 @@ def rows_from(role: str, index: int, counters: Counters, endpoints: tuple[str, .
 
 
 def due(watch: ExchangeWatch, interval_s: float = PERIOD_S, step: int = 7) -> Parcel | None:
-    return watch.due(interval_s, step=step, now_ns=1)
+    return watch.due(interval_s, step=step, now_ns=1, cpu_ns=5)
 
 
 def test_a_frame_comes_once_a_period_and_only_on_a_change() -> None:
@@ -48,7 +48,21 @@ def test_a_frame_holds_sums_since_the_start_in_server_order() -> None:
     assert item is not None
     frame = decode(bytes(item.frame))
     assert frame.step == 7
-    assert frame.body == {"peers": [B, A], "blocks": ["w.block0"], "rows": [[1, 0, 2, 64, 0, 5, 0, 0, 0]]}
+    rows = [[1, 0, 2, 64, 0, 5, 0, 0, 0]]
+    assert frame.body == {"peers": [B, A], "blocks": ["w.block0"], "rows": rows, "cpu_ns": 5}
+
+
+def test_a_frame_of_a_server_says_its_mode_and_processor_time() -> None:
+    watch, counters = ExchangeWatch(), Counters()
+    watch.add(counters, [], mode="async")
+    counters.add("trainer 0", "w", calls=1)
+    item = due(watch)
+    assert item is not None
+    assert process_of(decode(bytes(item.frame)).body) == ("async", 5)
+    assert process_of({}) == ("", 0)  # an older process
+    for wrong in ({"mode": 3}, {"cpu_ns": -1}, {"cpu_ns": "9"}):
+        with pytest.raises(PeerError, match="cpu_ns"):
+            process_of(wrong)
 
 
 def test_two_sources_of_one_process_are_added_up() -> None:

@@ -19,6 +19,7 @@ export type WebhookMade = Schemas["WebhookMade"];
 export type WebhookDelivery = Schemas["WebhookDelivery"];
 export type EventRow = Schemas["Event"];
 export type Advice = Schemas["Advice"];
+export type AdvisedCluster = Schemas["AdvisedCluster"];
 export type AdvisedSetting = Schemas["AdvisedSetting"];
 export type PythonProcess = Schemas["PythonProcess"];
 export type FullRecording = Schemas["FullRecording"];

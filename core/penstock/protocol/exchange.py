@@ -2,6 +2,7 @@
 
     {"peers": [str], "blocks": [str],
      "rows": [[peer, block, calls, sent_bytes, received_bytes, wait_ns, retries, staleness, merges]],
+     "mode": "sync" | "half_async" | "async" | "geo", of a server, "cpu_ns": processor time of the process,
      "tables": of a server that has any, see `tables`}
 
 `peer` and `block` are positions in the lists before. A trainer's peers are endpoints in the order of the job's servers,
@@ -133,6 +134,21 @@ def _bounded(rows: Mapping[tuple[str, str], Sums]) -> Mapping[tuple[str, str], S
     for key in by_size[len(kept) :]:
         kept.setdefault((key[0], REST), Sums()).add(rows[key])
     return kept
+
+
+def process_body(mode: str, cpu_ns: int) -> dict[str, Any]:
+    """Return what a frame's body says of its process. `mode`: of a server's rounds, '' for none."""
+    return ({"mode": mode} if mode else {}) | {"cpu_ns": cpu_ns}
+
+
+def process_of(body: Any) -> tuple[str, int]:
+    """Return mode and processor time since the start in ns, '' and 0 where the frame has none. Raises PeerError."""
+    mode, cpu_ns = body.get("mode", ""), body.get("cpu_ns", 0)
+    if not isinstance(mode, str) or type(cpu_ns) is not int or cpu_ns < 0:
+        raise PeerError(
+            f"an EXCHANGE frame has mode {str(mode)[:40]!r} and cpu_ns {str(cpu_ns)[:40]!r}; expected text and a count"
+        )
+    return mode, cpu_ns
 
 
 def rows_of(body: Any) -> tuple[tuple[str, ...], tuple[Exchanged, ...]]:

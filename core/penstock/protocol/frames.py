@@ -69,7 +69,7 @@ class Kind(IntEnum):
     GOODBYE = 10  # JSON {failed, error} the process closed its telemetry on purpose
     LOG = 11  # [TEXT] raw bytes of a log; step = byte offset in the file, flags bit 1 = stderr
     GRAPH_USED = 12  # JSON {hash, `Threads`?}: the following OP_* and SYNC frames index this graph's operators
-    EXCHANGE = 13  # JSON {peers, blocks, rows, tables?}: sums of the exchange with parameter servers; newest counts
+    EXCHANGE = 13  # JSON {peers, blocks, rows, cpu_ns?, mode?, tables?}: sums of the exchange with servers
     INPUT_EVENTS = 14  # [START_NS, DURATION_NS, WORK, THREAD] what the data feed did around sampled steps
 
 

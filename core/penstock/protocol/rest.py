@@ -7,6 +7,8 @@ from typing import Any, TypedDict
 
 class Advice(TypedDict):
     attempt: int
+    clusters: list[AdvisedCluster]
+    clusters_note: str
     cores: int
     graph: str
     job_id: str
@@ -14,6 +16,22 @@ class Advice(TypedDict):
     options: list[AdvisedSetting]
     sampled_steps: int
     step_ms: float
+
+
+class AdvisedCluster(TypedDict):
+    can_run: bool
+    current: bool
+    link_gbit: float | None
+    mode: str
+    name: str
+    pservers: int
+    reason: str
+    rows: int
+    samples_per_s: float
+    shares_cores: bool
+    step_ms: float
+    trainers: int
+    wait_ms: float
 
 
 class AdvisedSetting(TypedDict):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from penstock.protocol.exchange import Sums, body_of
+from penstock.protocol.exchange import Sums, body_of, process_body
 from penstock.protocol.frames import Frame, Kind
 from penstock.protocol.tables import TableSums, tables_body
 from penstock.telemetry.outbox import Parcel, parcel
@@ -50,12 +50,16 @@ class ExchangeWatch:
         self._ended: dict[tuple[str, str], Sums] = {}
         self._ended_tables: dict[str, TableSums] = {}
         self._endpoints: dict[str, None] = {}
+        self._mode = ""
         self._waited_s = 0.0
         self._sent: dict[tuple[str, str], Sums] = {}
 
-    def add(self, source: ExchangeSource, endpoints: Sequence[str], tables: TableSource | None = None) -> None:
-        """Watch a source and the tables beside it, once."""
+    def add(
+        self, source: ExchangeSource, endpoints: Sequence[str], tables: TableSource | None = None, mode: str = ""
+    ) -> None:
+        """Watch a source and the tables beside it, once. `mode`: of a server."""
         with self._lock:
+            self._mode = mode or self._mode
             self._endpoints.update(dict.fromkeys(endpoints))
             if not any(source is known.source for known in self._parties):
                 self._parties.append(_Party(source, tables))
@@ -72,20 +76,23 @@ class ExchangeWatch:
                 self._ended = _sum([self._ended, party.source.rows()])
                 self._ended_tables |= _tables_of([party])
 
-    def due(self, interval_s: float, *, step: int, now_ns: int) -> Parcel | None:
-        """Return the frame that is due `interval_s` after the last call, if any. Raises what a source raises."""
+    def due(self, interval_s: float, *, step: int, now_ns: int, cpu_ns: int) -> Parcel | None:
+        """Return the frame that is due `interval_s` after the last call, if any. Raises what a source raises.
+
+        `cpu_ns`: processor time of the process.
+        """
         self._waited_s += interval_s
         if self._waited_s < PERIOD_S:
             return None
         with self._lock:
             parties, endpoints = list(self._parties), list(self._endpoints)
-            ended, tables = self._ended, dict(self._ended_tables)
+            ended, tables, mode = self._ended, dict(self._ended_tables), self._mode
         rows = _sum([ended, *(party.source.rows() for party in parties)])
         if rows == self._sent:
             return None
         self._sent, self._waited_s = rows, 0.0
         tables |= _tables_of(parties)
-        body = body_of(rows, endpoints) | tables_body(list(tables.values()))
+        body = body_of(rows, endpoints) | process_body(mode, cpu_ns) | tables_body(list(tables.values()))
         return parcel(Frame(Kind.EXCHANGE, 0, 0, 0, now_ns, step, body=body))
 
 

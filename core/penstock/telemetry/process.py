@@ -78,13 +78,15 @@ def log(values: Mapping[str, float] | None = None, /, *, step: int | None = None
     session().log(step, **{**(values or {}), **named})
 
 
-def exchange(counters: ExchangeSource, *, endpoints: Sequence[str] = (), tables: TableSource | None = None) -> None:
+def exchange(
+    counters: ExchangeSource, *, endpoints: Sequence[str] = (), tables: TableSource | None = None, mode: str = ""
+) -> None:
     """Report the counters of an exchange with parameter servers (`penstock.ps.counters.Counters`), while they change.
 
-    `endpoints`: the servers in the job's order, for a trainer; `tables`: of a server. Costs nothing in a process that
-    is not watched.
+    `endpoints`: the servers in the job's order, for a trainer; `tables`, `mode`: of a server. Costs nothing in a
+    process that is not watched.
     """
-    session().exchange(counters, endpoints=endpoints, tables=tables)
+    session().exchange(counters, endpoints=endpoints, tables=tables, mode=mode)
 
 
 def end_exchange(counters: ExchangeSource) -> None:

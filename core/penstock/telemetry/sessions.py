@@ -67,12 +67,13 @@ class Session(Protocol):
         return NullWatch()
 
     def exchange(
-        self, counters: ExchangeSource, *, endpoints: Sequence[str] = (), tables: TableSource | None = None
-    ) -> None:
+        self, counters: ExchangeSource, *, endpoints: Sequence[str] = (), tables: TableSource | None = None,
+        mode: str = "",
+    ) -> None:  # fmt: skip
         """Report what is exchanged with parameter servers, twice a second while it changes, from now on.
 
         `endpoints`: the servers, in the order of the job's; a server leaves it out. `tables`: what a server's tables
-        hold. The same counters again: once.
+        hold; `mode`: of its rounds. The same counters again: once.
         """
         return
 
@@ -162,11 +163,12 @@ class Watched(Session):
             return watch
 
     def exchange(
-        self, counters: ExchangeSource, *, endpoints: Sequence[str] = (), tables: TableSource | None = None
-    ) -> None:
+        self, counters: ExchangeSource, *, endpoints: Sequence[str] = (), tables: TableSource | None = None,
+        mode: str = "",
+    ) -> None:  # fmt: skip
         self._start()
         if not self._closed:
-            self._exchange.add(counters, endpoints, tables)
+            self._exchange.add(counters, endpoints, tables, mode)
 
     def end_exchange(self, counters: ExchangeSource) -> None:
         try:
@@ -303,7 +305,9 @@ class Watched(Session):
 
     def _post_exchange(self, interval_s: float) -> None:
         try:
-            item = self._exchange.due(interval_s, step=self._last_step(), now_ns=time.time_ns())
+            item = self._exchange.due(
+                interval_s, step=self._last_step(), now_ns=time.time_ns(), cpu_ns=time.process_time_ns()
+            )
         except Exception:  # noqa: BLE001 - a boundary: counters that fail must not end the other telemetry
             _log.exception("the exchange with parameter servers is not shown any more; training goes on")
             self._exchange = ExchangeWatch()

@@ -267,6 +267,26 @@ class AdvisedSetting(Answer):
     env: dict[str, str]
 
 
+class AdvisedCluster(Answer):
+    """What a job is predicted to do with other servers and trainers, in another mode, over another link."""
+
+    name: str
+    pservers: int
+    trainers: int
+    mode: Literal["sync", "half_async", "async", "geo"]
+    link_gbit: float | None = Field(
+        description="Gbit/s of each host's link, of the current setting an estimate; null: one host"
+    )
+    shares_cores: bool = Field(description="all replicas share the cores of one host")
+    step_ms: float = Field(description="from the beginning of a trainer's step to that of the next")
+    wait_ms: float = Field(description="of it, for links, servers and other trainers")
+    rows: int = Field(description="of a step, all trainers")
+    samples_per_s: float = Field(description="of all trainers")
+    current: bool
+    can_run: bool = Field(description="a job's specification can ask for it; mode and link are not part of one")
+    reason: str
+
+
 class Advice(Answer):
     """Settings of a job ranked by their predicted step time, simulated from its recorded steps; the fastest first."""
 
@@ -278,6 +298,8 @@ class Advice(Answer):
     step_ms: float = Field(description="measured, under the current setting")
     options: list[AdvisedSetting]
     left_out: list[str] = Field(description="names of settings whose graph is too large for the server to simulate")
+    clusters: list[AdvisedCluster] = Field(description="of a job with parameter servers; most samples/s first")
+    clusters_note: str = Field(description="what these predictions rest on, or why there are none; '' without servers")
 
 
 class GraphUse(Answer):

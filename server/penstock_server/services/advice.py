@@ -18,7 +18,10 @@ from penstock.protocol.frames import FLAG_WHOLE_STEP, Column, Frame, Kind, decod
 from penstock.protocol.graphdoc import GraphDocument
 from penstock_server.problems import Conflict
 from penstock_server.schemas import api
+from penstock_server.services import advised_clusters
+from penstock_server.services.advised_clusters import Heard, clusters_of
 from penstock_server.services.diagnosis import Diagnoses
+from penstock_server.services.evidence import between_of
 from penstock_server.services.jobs import Jobs
 from penstock_server.services.storage import JobStorage
 from penstock_server.streams.recorder import Recorder
@@ -119,7 +122,8 @@ class Advices:
         used = {r.stream: r.graph_hash for r in job.replicas if r.graph_hash is not None}
         by_stream = await asyncio.to_thread(_whole_steps, raw, used)
         times = await self._diagnoses.step_times(job.id, WINDOW_NS)
-        cores = cores_of(job, await self._diagnoses.cores(job))
+        of_nodes = await self._diagnoses.cores(job)
+        cores = cores_of(job, of_nodes)
         trainers = sorted((r for r in job.replicas if r.role == "trainer"), key=lambda r: (-r.attempt, r.index))
         found = [(trainer, steps) for trainer in trainers for steps in by_stream.get(trainer.stream, [])]
         passed: set[str] = set()  # graphs without training
@@ -134,7 +138,8 @@ class Advices:
             if kept is not None and source == kept.source:
                 return source, kept.answer
             document = await self._storage.graph(steps.graph)
-            answer = await asyncio.to_thread(_computed, source, document, steps.steps)
+            heard = await self._heard(job, between_of(points), of_nodes.get(trainer.index, 0))
+            answer = await asyncio.to_thread(_computed, source, document, steps.steps, heard)
             if answer is not None:
                 return source, answer
             passed.add(steps.graph)
@@ -143,6 +148,14 @@ class Advices:
             f"no step of job {job.name!r} has been recorded operator by operator, so there is nothing to simulate",
             hint="wait until the job has trained for a second or so; a job without a graph has no advice",
         )
+
+    async def _heard(self, job: api.Job, between_ns: float, cores: int) -> Heard | None:
+        """Return what the processes of a job with parameter servers have exchanged of late."""
+        replicas = [one for one in job.replicas if one.attempt == job.attempt]
+        if not any(one.role == "pserver" for one in replicas):
+            return None
+        raw = await self._recorder.recent(job.id, Kind.EXCHANGE, advised_clusters.FRAMES_BYTES)
+        return Heard(raw, replicas, between_ns, cores)
 
 
 def cores_of(job: api.Job, of_nodes: Mapping[int, int]) -> dict[int, int]:
@@ -157,7 +170,7 @@ def cores_of(job: api.Job, of_nodes: Mapping[int, int]) -> dict[int, int]:
     return {index: min(n, reserved) if index in shared and reserved else n for index, n in of_nodes.items()}
 
 
-def _computed(source: _Source, document: str, steps: Sequence[Sequence[Event]]) -> _Result | None:
+def _computed(source: _Source, document: str, steps: Sequence[Sequence[Event]], heard: Heard | None) -> _Result | None:
     """Return the answer, or None if the graph does not train. Takes seconds at most: see `penstock.advice.budget`."""
     graph = GraphDocument.model_validate_json(document)
     if not any(op.role in ("backward", "optimize") for op in graph.ops):
@@ -173,7 +186,9 @@ def _computed(source: _Source, document: str, steps: Sequence[Sequence[Event]]) 
     settings, left_out = affordable(run)
     if not settings:
         return _too_large(graph)
-    return _answer(source, run, advise(run, settings), left_out)
+    clusters, note = clusters_of(heard, run, steps)
+    made = _answer(source, run, advise(run, settings), left_out)
+    return made.model_copy(update={"clusters": clusters, "clusters_note": note})
 
 
 def _too_large(graph: GraphDocument) -> Conflict:
@@ -216,7 +231,7 @@ def _answer(source: _Source, run: Recorded, options: Sequence[Option], left_out:
     return api.Advice(
         job_id=source.job_id, attempt=source.attempt, graph=source.graph, sampled_steps=source.num_steps,
         cores=run.cores, step_ms=round(run.step_ns / 1e6, 4), options=[_option(option) for option in options],
-        left_out=[setting.name for setting in left_out],
+        left_out=[setting.name for setting in left_out], clusters=[], clusters_note="",
     )  # fmt: skip
 
 

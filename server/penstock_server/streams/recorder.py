@@ -69,6 +69,12 @@ class Recorder:
         entries = segments.last(kinds, limit_bytes)
         return await asyncio.to_thread(lambda: list(segments.read(entries)))
 
+    async def recent(self, job_id: str, kind: Kind, limit_bytes: int) -> list[bytes]:
+        """Return the newest frames of one kind of a job, oldest first, together at most `limit_bytes`."""
+        segments = await self._of(job_id)
+        entries = segments.recent(kind, limit_bytes)
+        return await asyncio.to_thread(lambda: list(segments.read(entries)))
+
     async def newest(self, job_id: str, kind: Kind, *, age_ns: int = 0) -> list[bytes]:
         """Return the newest frame of a kind of each stream of a job; those of which one `age_ns` younger is there."""
         segments = await self._of(job_id)

@@ -121,6 +121,10 @@ class Segments:
         chosen = self._last(frozenset(kinds) - {Kind.EXCHANGE}, limit_bytes)
         return sorted([*pinned, *chosen], key=lambda entry: (entry.segment, entry.offset))
 
+    def recent(self, kind: Kind, limit_bytes: int) -> list[SegmentEntry]:
+        """Return the newest entries of a kind, oldest first, together at most `limit_bytes`."""
+        return self._last({kind}, limit_bytes)
+
     def newest(self, kind: Kind) -> list[SegmentEntry]:
         """Return the newest entry of this kind of each stream, by stream. O(entries)."""
         found = {entry.stream: entry for entry in self.entries if entry.kind is kind}

@@ -1,4 +1,4 @@
-/** A button that submits a job's specification anew, with other variables if some are given, and goes to the new job. */
+/** A button that submits a job's specification anew, with other variables or sizes if given, and goes to the new job. */
 import { useState } from "preact/hooks";
 import { ApiError, api } from "../api";
 import { jobHref, navigate } from "../router";
@@ -12,18 +12,31 @@ interface Submission {
   /** What a screen reader hears behind the label, where several buttons have the same one. */
   readonly about?: string;
   readonly env?: Readonly<Record<string, string>>;
+  /** How many servers and trainers. */
+  readonly sizes?: { readonly pservers: number; readonly trainers: number };
   readonly testId: string;
 }
 
-export function Submit({ job, label, about, env, testId }: Submission) {
+/** The specification with other variables and numbers; what each replica needs stays. */
+function changed({ job, env, sizes }: Submission): Job["spec"] {
+  const spec = env === undefined ? job.spec : { ...job.spec, env: { ...job.spec.env, ...env } };
+  if (sizes === undefined || spec.pservers === undefined || spec.trainers === undefined) return spec;
+  return {
+    ...spec,
+    pservers: { ...spec.pservers, count: sizes.pservers },
+    trainers: { ...spec.trainers, count: sizes.trainers },
+  };
+}
+
+export function Submit(submission: Submission) {
+  const { job, label, about, testId } = submission;
   const [error, setError] = useState<ApiError | null>(null);
   const [busy, setBusy] = useState(false);
   const hidden = hiddenVariables(job);
   const submit = async () => {
     setBusy(true);
     try {
-      const spec = env === undefined ? job.spec : { ...job.spec, env: { ...job.spec.env, ...env } };
-      navigate(jobHref((await api.submit(spec)).id));
+      navigate(jobHref((await api.submit(changed(submission))).id));
     } catch (failure) {
       if (!(failure instanceof ApiError)) throw failure;
       setError(failure);

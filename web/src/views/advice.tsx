@@ -1,17 +1,26 @@
-/** Settings under which the job would be faster, as the server predicts them (core/penstock/advice), and "Run it". */
+/** Settings, servers and trainers with which the job would be faster, as the server predicts (core/penstock/advice). */
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, api } from "../api";
 import { firm, integer, plural } from "../format";
 import { type Column, Empty, ErrorCard, Head } from "../parts/basics";
 import { Submit } from "../parts/submit";
 import type { JobStore } from "../store/job";
-import type { AdvisedSetting, Advice as Answer, Job } from "../types";
+import type { AdvisedCluster, AdvisedSetting, Advice as Answer, Job } from "../types";
 
 const COLUMNS: readonly Column[] = [
   "Setting",
   ["Step, predicted", "num"],
   ["Samples/s", "num"],
   ["Threads busy", "num"],
+  "Why",
+  { bar: "Run it" },
+];
+
+const CLUSTER_COLUMNS: readonly Column[] = [
+  "Servers, trainers, mode, link",
+  ["Samples/s, predicted", "num"],
+  ["Step", "num"],
+  ["Waits", "num"],
   "Why",
   { bar: "Run it" },
 ];
@@ -42,6 +51,8 @@ export function AdviceView({ store }: { store: JobStore }) {
       {answer !== null && answer.left_out.length > 0 && (
         <p class="muted">Too large to be simulated: {answer.left_out.join("; ")}</p>
       )}
+      {answer !== null && job !== null && answer.clusters.length > 0 && <Clusters answer={answer} job={job} />}
+      {answer !== null && answer.clusters_note !== "" && <p class="muted">{firm(answer.clusters_note)}</p>}
     </section>
   );
 }
@@ -80,6 +91,44 @@ function Row({ option, job, measuredMs }: { option: AdvisedSetting; job: Job; me
       <td>
         {!option.current && job.kind === "managed" && (
           <Submit job={job} label="Run it" about={option.name} env={option.env} testId="run-it" />
+        )}
+      </td>
+    </tr>
+  );
+}
+
+function Clusters({ answer, job }: { answer: Answer; job: Job }) {
+  return (
+    <div class="scroll" tabIndex={0} role="region" aria-label="Servers and trainers by predicted samples per second">
+      <table data-testid="advice-clusters">
+        <Head columns={CLUSTER_COLUMNS} />
+        <tbody>
+          {answer.clusters.map((cluster) => (
+            <ClusterRow key={cluster.name} cluster={cluster} job={job} />
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function ClusterRow({ cluster, job }: { cluster: AdvisedCluster; job: Job }) {
+  const { pservers, trainers } = cluster;
+  return (
+    <tr class={cluster.current ? "is-current" : ""} data-testid="advice-cluster">
+      <td>
+        {cluster.name}
+        {cluster.current && <b> (now)</b>}
+      </td>
+      <td class="num">{integer(cluster.samples_per_s)}</td>
+      <td class="num" title={`${integer(cluster.rows)} rows`}>
+        {milliseconds(cluster.step_ms)}
+      </td>
+      <td class="num">{`${Math.round((100 * cluster.wait_ms) / cluster.step_ms)} %`}</td>
+      <td class="why-cell">{firm(cluster.reason)}</td>
+      <td>
+        {cluster.can_run && job.kind === "managed" && (
+          <Submit job={job} label="Run it" about={cluster.name} sizes={{ pservers, trainers }} testId="run-cluster" />
         )}
       </td>
     </tr>
