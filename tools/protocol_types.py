@@ -23,11 +23,12 @@ CONSTANTS, TYPES, API = (
     ROOT / "web/src/api.d.ts",
 )
 CLIENT = (
-    "Advice", "AdvisedCluster", "AdvisedSetting", "AuditEntry", "FullRecording", "GraphUse", "HotId", "Job", "LogChunk",
-    "Node", "NodeFinding", "NodeJoin", "NodeJoined", "OneTimeToken", "Pilot", "PilotReport", "Plan", "PlannedNode",
-    "Progress", "Project", "PythonFrame", "PythonProcess", "PythonStacks", "PythonThread", "RecordedProcess", "Replica",
-    "Series", "Snapshot", "SparseTable", "SparseTables", "TablePart", "Token", "TokenMade", "Webhook",
-    "WebhookDelivery", "WebhookMade",
+    "Advice", "AdvisedCluster", "AdvisedSetting", "AuditEntry", "CountedRows", "FullRecording", "GraphUse", "HotId",
+    "Job", "LogChunk", "Node", "NodeFinding", "NodeJoin", "NodeJoined", "OneTimeToken", "Pilot", "PilotReport",
+    "Plan", "PlannedNode", "ProcessCompleteness", "Progress", "Project", "PythonFrame", "PythonProcess",
+    "PythonStacks", "PythonThread", "RecordedProcess", "Replica", "RowsGone", "Series", "Snapshot", "SparseTable",
+    "SparseTables", "TablePart", "TelemetryCompleteness", "Token", "TokenMade", "Webhook", "WebhookDelivery",
+    "WebhookMade",
 )  # fmt: skip
 PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
 

@@ -15,6 +15,7 @@ from penstock.command import (
     cluster,
     cluster_kubernetes,
     cluster_ray,
+    completeness,
     convert,
     doctor,
     draining,
@@ -73,6 +74,7 @@ app.command("wait")(jobs.wait_for)
 app.command("exchange")(jobs.exchange)
 app.command("tables")(tables.tables)
 app.command("passes")(graphpasses.passes)
+app.command("completeness")(completeness.completeness)
 app.command("why")(jobs.why)
 app.command("stack")(pythonstack.stack)
 app.command("record")(recording.record)

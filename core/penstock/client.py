@@ -41,6 +41,7 @@ from penstock.protocol.rest import (
     Series,
     Snapshot,
     SparseTables,
+    TelemetryCompleteness,
     Token,
     TokenMade,
     Webhook,
@@ -238,6 +239,10 @@ class Client:
     def tables(self, job_id: str) -> SparseTables:
         """Return the sparse tables of a job's newest attempt."""
         return cast(SparseTables, self._json("GET", f"/jobs/{_segment(job_id)}/tables"))
+
+    def completeness(self, job_id: str) -> TelemetryCompleteness:
+        """Return what became of the telemetry that a job produced, and whether all of it is accounted for."""
+        return cast(TelemetryCompleteness, self._json("GET", f"/jobs/{_segment(job_id)}/completeness"))
 
     def why(self, job_id: str) -> Diagnosis:
         """Return why the steps of a job take as long as they do."""

@@ -19,6 +19,7 @@ from penstock_server.services.advice import Advices
 from penstock_server.services.attach import Attach
 from penstock_server.services.audit import Audit
 from penstock_server.services.changes import Changes
+from penstock_server.services.completeness import Completeness
 from penstock_server.services.deliveries import Deliveries
 from penstock_server.services.diagnosis import Diagnoses
 from penstock_server.services.drains import Drains
@@ -43,6 +44,7 @@ from penstock_server.services.webhooks import Webhooks
 from penstock_server.settings import Settings
 from penstock_server.statedir import locked
 from penstock_server.streams.agents import Agents
+from penstock_server.streams.counts import Counts
 from penstock_server.streams.hub import Hub
 from penstock_server.streams.ingest import Ingest
 from penstock_server.streams.live import Live
@@ -96,6 +98,7 @@ class Runtime:
     ingest: Ingest
     logs: LogStore
     recorder: Recorder
+    completeness: Completeness
     exchanges: Exchanges
     diagnoses: Diagnoses
     advices: Advices
@@ -183,9 +186,11 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     metrics = MetricsWriter(database, hub, live, meters)
     hangs = Hangs(database, clock, logs.tail, grace_s=grace_s)
     telemetry = Telemetry(database, clock, live=live, metrics=metrics, hub=hub, hangs=hangs)
+    counts = Counts(database, clock, recorder, metrics)
     ingest = Ingest(
-        telemetry.find, telemetry.on_frame, metrics.lose, hub=hub, recorder=recorder, logs=logs, meters=meters
-    )
+        telemetry.find, telemetry.on_frame, metrics.lose, hub=hub, recorder=recorder, logs=logs, meters=meters,
+        counts=counts,
+    )  # fmt: skip
     leases = LeaseWatch(database, clock, Leases(settings.lease_ttl_s, grace_s), reports, nodes, agents)
     publisher = Publisher(database, clock, hub, live, agents, released=lambda: reports.released)
     storage = JobStorage(database, clock, settings.state_dir / "snapshots")
@@ -196,8 +201,9 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     runtime = Runtime(
         settings, clock, database, meters, tokens, WrongSecrets(), Held(database, clock), jobs, changes, nodes,
         Listing(jobs, nodes), PilotBoard(clock), reports, attach, storage, Metrics(database),
-        _sweeper(settings, clock, database, recorder),
-        agents, hub, ingest, logs, recorder, exchanges, diagnoses, advices, metrics, leases, publisher, scheduling,
+        _sweeper(settings, clock, database, recorder, counts),
+        agents, hub, ingest, logs, recorder,
+        Completeness(jobs, recorder, counts), exchanges, diagnoses, advices, metrics, leases, publisher, scheduling,
         Plans(database, scheduling, agents), Projects(database), Audit(database), hangs,
         Drains(database, clock, logs.tail),
         Stacks(database, clock, jobs, agents), Recordings(database, clock, jobs, agents),
@@ -208,7 +214,7 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     return runtime
 
 
-def _sweeper(settings: Settings, clock: Clock, database: Database, recorder: Recorder) -> Sweeper:
+def _sweeper(settings: Settings, clock: Clock, database: Database, recorder: Recorder, counts: Counts) -> Sweeper:
     days = Retention(
         telemetry_days=settings.retain_telemetry_days,
         logs_days=settings.retain_logs_days,
@@ -217,7 +223,7 @@ def _sweeper(settings: Settings, clock: Clock, database: Database, recorder: Rec
         snapshots_days=settings.retain_snapshots_days,
         audit_days=settings.retain_audit_days,
     )
-    return Sweeper(database, clock, recorder, settings.state_dir, days)
+    return Sweeper(database, clock, recorder, counts, settings.state_dir, days)
 
 
 def _forget_ended(runtime: Runtime, effects: Effects) -> None:

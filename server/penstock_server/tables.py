@@ -346,6 +346,18 @@ class IdempotencyRow(Base):
     created_at: Mapped[datetime]
 
 
+class StreamCountsRow(Base):
+    """What became of the telemetry of one stream. `counts`: `StreamCounts.fields` of `protocol.completeness`, as JSON.
+
+    Text, since many are written at once, as the driver takes them (`bulk`).
+    """
+
+    __tablename__ = "stream_counts"
+    stream: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    job_id: Mapped[str] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
+    counts: Mapped[str] = mapped_column(Text)
+
+
 class CounterRow(Base):
     """A number that only grows, such as the last stream given out."""
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import struct
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess, Popen
@@ -14,12 +17,45 @@ import pytest
 from penstock.client import Client
 from penstock.distributed.ports import free_ports
 from penstock.process import proc
+from penstock.protocol.frames import Column, Kind, decode
 from penstock.protocol.rest import Job
 
 Until = Callable[..., None]
 WAITER = (
     "import os, time\nprint(os.getpid(), flush=True)\nwhile not os.path.exists({go!r}): time.sleep(0.02)\nprint('end')"
 )
+
+DOCUMENT = Path(__file__).parents[1] / "golden" / "frames" / "graph.json"
+TRAINER = """
+import json, os, time
+from pathlib import Path
+import numpy as np
+import penstock.telemetry
+from penstock.protocol.graphdoc import GraphDocument
+
+class Source:
+    steps = []
+    def drain(self):
+        steps, self.steps = self.steps, []
+        step = np.repeat(np.array(steps, np.int64), 600)
+        op = np.arange(len(step)) % 3
+        start = time.time_ns() + np.arange(len(step))
+        return dict(start_ns=start, duration_ns=op + 900, op=op, step=step, thread=op % 2, lost=0)
+
+print(os.getpid(), flush=True)
+source = Source()
+watch = penstock.telemetry.session().watch(source, name="train")
+watch.graph(GraphDocument.model_validate(json.loads(Path({document!r}).read_text())["body"]))
+step = 0
+while not os.path.exists({go!r}):
+    source.steps.append(step)
+    now = time.time_ns()
+    watch.step(step=step, start_ns=now - 1000, end_ns=now, samples=8, loss=0.5)
+    step += 1
+    time.sleep(0.004)
+watch.close()
+"""
+"""Trains nothing, and produces the events of 250 steps a second, of which the budget takes a third."""
 
 
 class Site(Protocol):
@@ -84,10 +120,12 @@ def test_a_killed_agent_leaves_nothing_of_a_job_that_wants_that(impatient_site: 
     until(lambda: site.look(job)["state"] == "FAILED")
 
 
-def test_a_killed_server_that_comes_back_finds_the_job_going_on(site: Site, until: Until) -> None:
+def serve(site: Site, until: Until) -> tuple[Popen[str], list[str]]:
+    """Start a server that can be killed and started again at its address, and an agent; return it and how."""
     state = str(site.home / "server")
     port = str(free_ports("127.0.0.1", 1)[0])  # who looks for a server that is down must not find itself there
-    server = site.start("penstock_server", "--port", port, "--state-dir", state)
+    command = ["penstock_server", "--port", port, "--state-dir", state]
+    server = site.start(*command)
     address = site.home / "server" / "server.json"
     until(lambda: address.exists() and (site.home / "server" / "admin.token").exists())
     url = json.loads(address.read_text())["url"]
@@ -96,6 +134,11 @@ def test_a_killed_server_that_comes_back_finds_the_job_going_on(site: Site, unti
     (site.home / ".penstock" / "config.json").write_text(json.dumps(profile))
     until(site.ready)
     join(site)
+    return server, command
+
+
+def test_a_killed_server_that_comes_back_finds_the_job_going_on(site: Site, until: Until) -> None:
+    server, command = serve(site, until)
     job, pid = run_waiter(site, until)
     reading = site.start("penstock.cli", "logs", "-f", job)
     assert reading.stdout is not None
@@ -104,12 +147,64 @@ def test_a_killed_server_that_comes_back_finds_the_job_going_on(site: Site, unti
     server.wait()
     (site.home / "go").touch()
     until(lambda: gone(pid))
-    site.start("penstock_server", "--port", port, "--state-dir", state)
+    site.start(*command)
     until(site.ready)
     until(lambda: site.look(job)["state"] == "SUCCEEDED")
     assert site.log(job) == f"{pid}\nend\n"
     assert reading.stdout.read() == "end\n", "a reader waits for the server as well"
     assert reading.wait() == 0
+
+
+def recorded(client: Client, job: str, streams: list[int]) -> tuple[Counter[int], Counter[int]]:
+    """Return the operator events in a job's recording, and the events that its sums have, by stream."""
+    shown, summed = Counter[int](), Counter[int]()
+    for stream in streams:
+        content = client.frames(job, stream=stream, limit_bytes=16 << 20, kinds=[Kind.OP_EVENTS, Kind.OP_SUMS])
+        while content:
+            (size,) = struct.unpack_from("<I", content)
+            frame, content = decode(content[4 : 4 + size]), content[4 + size :]
+            if frame.kind is Kind.OP_EVENTS:
+                shown[frame.stream] += frame.count
+            else:
+                summed[frame.stream] += int(frame.columns[Column.COUNT].sum())
+    return shown, summed
+
+
+def test_counts_outlive_a_killed_trainer_and_a_killed_server(site: Site, until: Until) -> None:
+    server, command = serve(site, until)
+    code = TRAINER.format(go=str(site.home / "go"), document=str(DOCUMENT))
+    job = site.submit(site.job("counted", code, restart={"max_restarts": 1, "on": ["infra", "user"]}))
+
+    def reports(attempt: int) -> bool:
+        with site.client as client:
+            processes = client.completeness(job)["processes"]
+            return any(one["attempt"] == attempt and one["reported_at"] and one["rows"] for one in processes)
+
+    until(lambda: reports(1))
+    os.kill(int(site.log(job)), signal.SIGKILL)
+    until(lambda: reports(2))
+    server.kill()
+    server.wait()
+    site.start(*command)
+    until(site.ready)
+    (site.home / "go").touch()
+    until(lambda: site.look(job)["state"] == "SUCCEEDED")
+    with site.client as client:
+        found = client.completeness(job)
+        shown, summed = recorded(client, job, [one["stream"] for one in found["processes"]])
+    assert found["holds"], found
+    killed, ended = sorted(found["processes"], key=lambda one: one["attempt"])
+    assert killed["unknown_since"] is not None and ended["unknown_since"] is None
+    assert [note.split(":")[0] for note in found["notes"]] == ["trainer 0 of attempt 1"]
+    for process in (killed, ended):
+        rows = {one["kind"]: one for one in process["rows"]}
+        events, stream = rows["OP_EVENTS"], process["stream"]
+        assert events["shown"] == shown[stream] > 0
+        assert events["sampled_out"] > 0 and events["unexplained"] == 0
+        if not rows["OP_SUMS"]["dropped"]:  # the sums have every event: an account of its own
+            assert events["produced"] <= summed[stream] if process is killed else events["produced"] == summed[stream]
+    [events] = [one for one in found["rows"] if one["kind"] == "OP_EVENTS"]
+    assert events["shown"] == shown.total()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -71,6 +71,25 @@ async def test_attempts_that_go_on_keep_their_limit(database: Database) -> None:
     assert found == {"long": None, "short": timedelta(seconds=90.5)}
 
 
+async def test_counts_of_streams_begin_anew_after_a_downgrade(database: Database) -> None:
+    await upgrade(database)
+    job = (
+        "INSERT INTO jobs (id, name, kind, state, reason, reason_detail, why, spec, epoch, attempt, restarts, "
+        "created_at, state_at, latest, lost, version) VALUES ('j', 'j', 'managed', 'RUNNING', '', '', '', '{}', 1, 1, "
+        "0, '2026-01-01 00:00:00', '2026-01-01 00:00:00', '{}', '{}', 1)"
+    )
+    counts = "INSERT INTO stream_counts (stream, job_id, counts) VALUES (5000000000, 'j', '{}')"
+    async with database.engine.begin() as connection:
+        await connection.execute(text(job))
+        await connection.execute(text(counts))
+    await downgrade(database, "0018")
+    assert "stream_counts" not in await tables(database)
+    await upgrade(database)
+    async with database.engine.connect() as connection:
+        assert (await connection.execute(text("SELECT count(*) FROM stream_counts"))).scalar_one() == 0
+        assert (await connection.execute(text("SELECT id FROM jobs"))).scalar_one() == "j"
+
+
 async def test_waiting_jobs_lose_the_limit_of_their_attempt(database: Database) -> None:
     await upgrade(database, "0015")
     job = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -339,3 +340,31 @@ def test_state_is_merged_and_metrics_are_appended() -> None:
     series = {"loss": {"step": [0, 1, 2], "time_ns": [0, 1, 2], "value": [0.0, 1.0, 2.0]}}
     assert now.messages == [{"type": "job", "id": 1, "job": {"n": 2}}, {"type": "metrics", "id": 1, "series": series}]
     assert queue.take() is None
+
+
+def test_rows_that_the_quota_removes_are_counted_over_restarts(tmp_path: Path) -> None:
+    store = segments(tmp_path, segment_bytes=2000, quota_bytes=5000)
+    for seq in range(40):
+        write(store, [frame(seq, Kind.OP_EVENTS, rows=20, stream=1 + seq % 2)])
+        if seq % 9 == 0:
+            store.close()
+            store = segments(tmp_path, segment_bytes=2000, quota_bytes=5000)
+    here = Counter[tuple[int, Kind]]()
+    for entry in store.entries:
+        here[entry.stream, entry.kind] += entry.count
+    assert store.removed.total() > 0
+    assert store.recorded == {(1, Kind.OP_EVENTS): 400, (2, Kind.OP_EVENTS): 400}
+    assert store.recorded - store.removed == here
+
+
+def test_segment_counted_as_removed_goes_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = segments(tmp_path, segment_bytes=1000, quota_bytes=2500)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", lambda path, missing_ok=False: None)  # killed before it deletes the first
+        while not store.removed:
+            write(store, [frame(len(store.entries), Kind.OP_EVENTS, rows=20)])
+    store.close()
+    again = segments(tmp_path, segment_bytes=1000, quota_bytes=2500)
+    assert again.recorded == store.recorded
+    assert again.removed == store.removed
+    assert again.entries == store.entries

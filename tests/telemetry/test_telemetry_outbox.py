@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from penstock.protocol.frames import COLUMNS, Frame, Kind, decode
 from penstock.protocol.graphdoc import GraphHash, Threads
 from penstock.telemetry.collector import Draft
-from penstock.telemetry.outbox import KEEP_BYTES, REPLACED, Outbox, Parcel, message, pack
+from penstock.telemetry.outbox import (
+    KEEP_BYTES,
+    LAST_RESORT_BYTES,
+    LIMIT_BYTES,
+    REPLACED,
+    Outbox,
+    Parcel,
+    message,
+    pack,
+)
 
 A, B = GraphHash("aa"), GraphHash("bb")
 HELLO = {"role": "trainer"}
@@ -23,8 +32,8 @@ def parcel(kind: Kind, rows: int, graph: GraphHash | None = None) -> Parcel:
     return pack(Draft(kind, {column: np.zeros(rows) for column in COLUMNS[kind]}, 0, graph=graph))
 
 
-def outbox(**limits: int) -> Outbox:
-    box = Outbox(**limits)
+def outbox(*, limit_bytes: int = LIMIT_BYTES, last_resort_bytes: int = LAST_RESORT_BYTES) -> Outbox:
+    box = Outbox(limit_bytes=limit_bytes, last_resort_bytes=last_resort_bytes)
     box.introduce(HELLO)
     box.connected(stream=3, epoch=1)
     return box

@@ -156,3 +156,16 @@ def test_order_is_kept_and_every_lost_row_is_counted(
     assert not exchanged or exchanged[-1] in arrived
     counted = sum(sum(item.body.values()) for item in out if item.kind is Kind.GAP)
     assert counted == sum(item.count for item in lost)
+
+
+def test_gaps_of_a_named_buffer_hold_all_that_it_dropped() -> None:
+    buffer = FrameBuffer(stream=7, epoch=1, limit_bytes=LIMIT, name="a1")
+    totals = []
+    for first in (0, 100):
+        for seq in range(first, first + 60):
+            push(buffer, frame(Kind.OP_EVENTS, seq, rows=50))
+        totals += [item.body for item in drain(buffer) if item.kind is Kind.GAP]
+    first, second = totals
+    assert first["total"] == {"OP_EVENTS": first["OP_EVENTS"]}
+    assert second["total"] == {"OP_EVENTS": first["OP_EVENTS"] + second["OP_EVENTS"]}
+    assert first["agent"] == second["agent"] == "a1"

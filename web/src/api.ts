@@ -17,6 +17,7 @@ import type {
   Problem,
   PythonStacks,
   SeriesSet,
+  TelemetryCompleteness,
   TokenMade,
   TokenRow,
   WebhookDelivery,
@@ -113,6 +114,7 @@ export const api = {
   enableWebhook: (id: string) => answer<WebhookRow>("POST", `/webhooks/${enc(id)}:enable`),
   removeWebhook: async (id: string): Promise<void> => void (await request("DELETE", `/webhooks/${enc(id)}`)),
   events: (jobId: string) => get<Page<EventRow>>(`/jobs/${enc(jobId)}/events?page_size=200`),
+  completeness: (jobId: string) => get<TelemetryCompleteness>(`/jobs/${enc(jobId)}/completeness`),
   why: (jobId: string) => get<Diagnosis>(`/jobs/${enc(jobId)}/why`),
   record: (jobId: string, seconds: number) =>
     answer<FullRecording>("POST", `/jobs/${enc(jobId)}:record?seconds=${seconds}`),

@@ -4,7 +4,8 @@ Order of sequence numbers is preserved. Over its limit the buffer drops OP_EVENT
 the newest, which holds all that those before it held), then OP_SUMS, SYNC and LOG, each oldest first; HELLO, GRAPH,
 GRAPH_USED, METRICS, SCALARS, PROGRESS, GAP and GOODBYE are never dropped. Where frames were dropped a GAP frame stands,
 which has the sequence number of the last dropped one. If only frames that may not be dropped are left and the limit is
-passed, `full` is true and the socket is not read: the trainer never waits, it drops by itself.
+passed, `full` is true and the socket is not read: the trainer never waits, it drops by itself. With a `name` a GAP also
+holds what the buffer has dropped in all, so that one that is lost makes no difference (`protocol.completeness`).
 
 Frames of the kinds that are never dropped, and the newest EXCHANGE, stay until the server has confirmed them
 (`confirm`), and are sent again after a reconnect (`rewind`); the server knows a repeated one by (stream, epoch, seq).
@@ -14,8 +15,9 @@ so that the node goes on.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, replace
+from typing import Any
 
 from penstock.protocol.bounded import BoundedQueue, DropRule
 from penstock.protocol.frames import Frame, Header, Kind, encode
@@ -41,9 +43,11 @@ class _Held:
 
 
 class FrameBuffer:
-    """Frames of one stream and epoch. Owned by the agent's event loop."""
+    """Frames of one stream and epoch. Owned by the agent's event loop. `name`: of this buffer, in its GAP frames."""
 
-    def __init__(self, *, stream: int, epoch: int, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, *, stream: int, epoch: int, limit_bytes: int = LIMIT_BYTES, name: str = "") -> None:
+        self._name = name
+        self._total: Counter[Kind] = Counter()  # dropped and reported
         self._stream = stream
         self._epoch = epoch
         self._limit = limit_bytes
@@ -94,7 +98,11 @@ class FrameBuffer:
         return first.item.payload
 
     def _pop_gap(self) -> bytes:
-        body = {kind.name: rows for kind, rows in sorted(self._waiting.take_dropped().items())}
+        dropped = self._waiting.take_dropped()
+        self._total.update(dropped)
+        body: dict[str, Any] = {kind.name: rows for kind, rows in sorted(dropped.items())}
+        if self._name:
+            body |= {"agent": self._name, "total": {kind.name: rows for kind, rows in sorted(self._total.items())}}
         frame = Frame(Kind.GAP, self._stream, self._epoch, self._gap_seq, body=body)
         self._gap_seq = -1
         self._sends += 1

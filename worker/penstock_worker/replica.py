@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -70,7 +71,7 @@ class Replica:
         self.stopping = False
         self.preempted_by = ""  # why its node leaves, if it is ended for that
         self.log = LogTail(folder / guard.LOG)
-        self.frames = FrameBuffer(stream=desired.stream, epoch=desired.epoch)
+        self.frames = FrameBuffer(stream=desired.stream, epoch=desired.epoch, name=secrets.token_hex(8))
         self._spool = Spool(folder / SPOOL)
         self.relay = relay.Relay(
             relay.socket_path(folder), self.frames, self._spool, stream=desired.stream, epoch=desired.epoch, wake=wake

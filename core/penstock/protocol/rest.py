@@ -66,6 +66,17 @@ class AuditEntry(TypedDict):
     token_name: str
 
 
+class CountedRows(TypedDict):
+    dropped: list[RowsGone]
+    expired: list[RowsGone]
+    kind: str
+    pending: int
+    produced: int
+    sampled_out: int
+    shown: int
+    unexplained: int
+
+
 class FullRecording(TypedDict):
     asked_at: str
     job_id: str
@@ -199,6 +210,17 @@ class PlannedNode(TypedDict):
     state: str
 
 
+class ProcessCompleteness(TypedDict):
+    attempt: int
+    index: int
+    replica_id: str
+    reported_at: str | None
+    role: str
+    rows: list[CountedRows]
+    stream: int
+    unknown_since: str | None
+
+
 class Progress(TypedDict):
     done: float
     total: float
@@ -280,6 +302,12 @@ class Replica(TypedDict):
     stream: int
 
 
+class RowsGone(TypedDict):
+    reason: str
+    rows: int
+    text: str
+
+
 class Series(TypedDict):
     step: list[int]
     time_ns: list[int]
@@ -319,6 +347,15 @@ class TablePart(TypedDict):
     pulled: int
     pushed: int
     rows: int
+
+
+class TelemetryCompleteness(TypedDict):
+    holds: bool
+    job_id: str
+    notes: list[str]
+    processes: list[ProcessCompleteness]
+    rows: list[CountedRows]
+    sentence: str
 
 
 class Token(TypedDict):

@@ -26,6 +26,7 @@ from penstock.telemetry.events import Events, Index, Ints, Mask, concatenate, op
 from penstock.telemetry.metrics import ROW, Rows
 from penstock.telemetry.sampling import Sampler, SlowSteps
 from penstock.telemetry.sync import GraphExchanges
+from penstock.telemetry.tally import Tally
 
 EVENT_BYTES = 12
 FRAME_BYTES = HEADER_BYTES + 8 * len(COLUMNS[Kind.OP_EVENTS])
@@ -89,10 +90,17 @@ class _Complete:
 
 
 class Collector:
-    """State of one watch. Owned by the drain thread."""
+    """State of one watch. Owned by the drain thread. `tally`: of operator events, one for all watches of a process."""
 
-    def __init__(self, sampler: Sampler, *, cpu_clock_ns: Callable[[], int] = time.thread_time_ns) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        *,
+        tally: Tally | None = None,
+        cpu_clock_ns: Callable[[], int] = time.thread_time_ns,
+    ) -> None:
         self._sampler = sampler
+        self._tally = Tally() if tally is None else tally
         self._cpu_clock_ns = cpu_clock_ns
         self._slow = SlowSteps()
         self._plans: list[tuple[int, GraphPlan]] = []  # (from_step, plan), ascending
@@ -116,14 +124,18 @@ class Collector:
     def collect(self, events: Events, *, lost: int, marks: Marks, now_ns: int) -> Collected:
         """Take what a drain brought and the marks of the steps that ended before it."""
         got = Collected(lost=lost)
+        self._tally.produced += len(events) + lost
+        self._tally.drop("ring_overwritten", lost)
         small = events.op <= MAX_OP
         if not small.all():
-            got.lost += len(events) - int(small.sum())
+            large = len(events) - int(small.sum())
+            got.lost += large
+            self._tally.drop("operator_index", large)
             events = events.select(small)
         if lost and len(events):
             self._damaged = max(self._damaged, int(events.step.max()))
         if len(events):
-            self._pending.append(events)
+            self._hold([*self._pending, events])
             got.drafts += self._sums(events, now_ns)
         if len(marks):
             self._complete(np.sort(marks, order="step"), got, now_ns)
@@ -135,11 +147,20 @@ class Collector:
         if failed:
             for complete in self._recorder:
                 unsent = np.array([step not in self._sent for step in complete.steps.tolist()])
-                drafts += self._whole(complete, unsent)
-        if self._pending:
-            drafts += self._torn(concatenate(self._pending))
-            self._pending = []
-        return drafts
+                part = _restrict(complete, unsent)
+                self._tally.sampled_out -= len(part.events)  # as which they were counted
+                drafts += self._whole(part)
+        pending = self._pending
+        self.give_up()
+        return drafts + (self._torn(concatenate(pending)) if pending else [])
+
+    def give_up(self) -> None:
+        """Hold no events any more."""
+        self._hold([])
+
+    def _hold(self, pending: list[Events]) -> None:
+        self._tally.held += sum(map(len, pending)) - sum(map(len, self._pending))
+        self._pending = pending
 
     def _sums(self, events: Events, now_ns: int) -> list[Draft]:
         newest = int(events.step.max())
@@ -184,16 +205,18 @@ class Collector:
 
     def _split(self, events: Events, steps: npt.NDArray[np.int64], got: Collected) -> _Complete:
         """Take the events of complete steps out of the pending ones."""
-        self._pending = []
+        self._hold([])
         at, found = _position(steps, events.step)
         if found.all():
             return _Complete(steps, events, at)
         later = events.step > steps[-1]
-        torn = ~found & ~later & (events.step > self._newest)
+        never = ~found & ~later
+        torn = never & (events.step > self._newest)
+        self._tally.sampled_out += int(never.sum() - torn.sum())
         if torn.any():
             got.drafts += self._torn(events.select(torn))
         if later.any():
-            self._pending = [events.select(later)]
+            self._hold([events.select(later)])
         return _Complete(steps, events.select(found), at[found])
 
     def _exchange(self, complete: _Complete, whole: Mask, rows: Rows, got: Collected, now_ns: int) -> None:
@@ -217,9 +240,10 @@ class Collector:
         counts = np.bincount(complete.row, minlength=len(complete.steps))
         offered = np.where(whole & (counts > 0), counts * EVENT_BYTES + FRAME_BYTES, 0)
         chosen = self._sampler.choose(offered, slow) & (offered > 0)
+        self._tally.sampled_out += int(counts[~chosen].sum())
         if chosen.any():
             began_ns = self._cpu_clock_ns()
-            got.drafts += self._whole(complete, chosen, FLAG_IN_FULL if self._sampler.in_full else 0)
+            got.drafts += self._whole(_restrict(complete, chosen), FLAG_IN_FULL if self._sampler.in_full else 0)
             got.turns = self._turns(rows, chosen)
             got.sample_cpu_ns += self._cpu_clock_ns() - began_ns
             self._sent.update(complete.steps[chosen].tolist())
@@ -239,9 +263,8 @@ class Collector:
         oldest = int(self._recorder[0].steps[0])
         self._sent = {step for step in self._sent if step >= oldest}
 
-    def _whole(self, complete: _Complete, chosen: Mask, how: int = 0) -> list[Draft]:
-        """Return the OP_EVENTS drafts of the chosen steps. `how`: another flag of those that are whole."""
-        part = _restrict(complete, chosen)
+    def _whole(self, part: _Complete, how: int = 0) -> list[Draft]:
+        """Return the OP_EVENTS drafts of steps. `how`: another flag of those that are whole."""
         order = np.lexsort((part.events.start_ns, part.row))
         events, row = part.events.select(order), part.row[order]
         bounds = np.searchsorted(row, np.arange(len(part.steps) + 1))
@@ -255,13 +278,17 @@ class Collector:
         """Return the OP_EVENTS drafts of the newest step in `events`, which never ended."""
         step = int(events.step.max())
         part = events.select(events.step == step)
+        self._tally.sampled_out += len(events) - len(part)
         return self._events_of(part.select(np.argsort(part.start_ns, kind="stable")), step, 0)
 
     def _events_of(self, events: Events, step: int, flags: int) -> list[Draft]:
         """Return one draft for the events of a step, ascending by start; more only if one frame cannot hold them."""
         plan = next((plan for begin, plan in reversed(self._plans) if begin <= step), None)
         drafts: list[Draft] = []
-        while plan is not None and len(events):
+        if plan is None:
+            self._tally.drop("no_graph", len(events))
+            return drafts
+        while len(events):
             t0_ns = int(events.start_ns[0])
             fits = int(np.searchsorted(events.start_ns, t0_ns + MAX_SPAN_NS, side="right"))
             part, events = events.select(slice(min(fits, MAX_ROWS))), events.select(slice(min(fits, MAX_ROWS), None))

@@ -3,8 +3,8 @@
 `InputTrace` collects: threads of the feed add begin and end of their work, and native readers, which buffer their own
 events, are drained with it. `InputSampler` decides what is sent: the events that overlap the *turn* of a step that was
 sampled whole, from the end of the step before to its own end. An event may end after the turn, since readers work
-ahead, so turns are retained for `KEPT_NS`. Other events are dropped without being counted, as steps that are not
-sampled are.
+ahead, so turns are retained for `KEPT_NS`. Other events are sampled out, as steps that are not sampled are; what is
+beyond `MOST` is dropped. Both are counted.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from penstock.protocol.frames import FIRST_READER, Array, Column, Kind, Work
 from penstock.telemetry.collector import MAX_SPAN_NS, Draft
+from penstock.telemetry.tally import Tally
 
 MOST = 4096
 """Events that wait for the drain thread, and events that wait for the step that they belong to."""
@@ -34,13 +35,15 @@ class InputTrace:
 
     def __init__(self) -> None:
         self._added: deque[tuple[int, int, int, int]] = deque(maxlen=MOST)
+        self._overwritten = 0
         self._readers: tuple[Callable[[], Events], ...] = ()  # replaced under the lock; read as it is
         self._lock = threading.Lock()
         self._taken: set[int] = set()
 
     def add(self, work: Work, thread: int, begin_ns: int, end_ns: int) -> None:
         """Add what a thread did. Times: Unix nanoseconds. `thread`: see `FIRST_READER`."""
-        self._added.append((begin_ns, end_ns, work, thread))
+        with self._lock:
+            self._append([(begin_ns, end_ns, work, thread)])
 
     def claim(self, count: int) -> list[int]:
         """Return `count` numbers of `thread` for readers, the lowest that no other reader of the process has.
@@ -69,18 +72,33 @@ class InputTrace:
         """Drain a reader, which has ended, a last time."""
         with self._lock:
             self._readers = tuple(one for one in self._readers if one != reader)
-        self._added.extend(tuple(event) for event in reader().tolist())
+        last = [tuple(event) for event in reader().tolist()]
+        with self._lock:
+            self._append(last)
+
+    def _append(self, events: Sequence[tuple[int, int, int, int]]) -> None:
+        self._overwritten += max(0, len(self._added) + len(events) - MOST)
+        self._added.extend(events)
 
     def drain(self) -> Events:
         """Take the events."""
-        added = np.array([self._added.popleft() for _ in range(len(self._added))], EVENT)
+        with self._lock:
+            added = np.array(self._added, EVENT)
+            self._added.clear()
         return np.concatenate([added, *(reader() for reader in self._readers)])
+
+    def take_overwritten(self) -> int:
+        """Return how many events were added since the last call and will never be drained, as too many waited."""
+        with self._lock:
+            overwritten, self._overwritten = self._overwritten, 0
+        return overwritten
 
 
 class InputSampler:
     """Chooses the events that are sent. Pure; owned by the drain thread."""
 
     def __init__(self) -> None:
+        self.tally = Tally()
         self._held = np.empty(0, EVENT)
         self._turns: deque[Turn] = deque(maxlen=MOST_TURNS)
 
@@ -98,8 +116,36 @@ class InputSampler:
         held = np.concatenate([self._held, events])
         chosen = _overlap(held, list(self._turns))
         rest = held[~chosen]
-        self._held = rest[rest["end_ns"] > now_ns - KEPT_NS][-MOST:]
-        return _drafts(held[chosen], step)
+        recent = rest[rest["end_ns"] > now_ns - KEPT_NS]
+        self._held = recent[-MOST:]
+        pieces = _pieces(held[chosen])
+        self._count(len(events) + len(pieces) - int(chosen.sum()), len(rest) - len(recent), len(recent))
+        return _drafts(pieces, step)
+
+    def overwritten(self, num: int) -> None:
+        """Count events that never came here."""
+        self.tally.produced += num
+        self.tally.drop("input_buffer_full", num)
+
+    def failed(self) -> InputSampler:
+        """Return another one in place of this, which failed: what it held is dropped."""
+        other = InputSampler()
+        other.tally = self.tally
+        other.tally.held = 0
+        other.tally.fail()
+        return other
+
+    def end(self) -> None:
+        """No step is sampled any more: what is held is sampled out."""
+        self.tally.sampled_out += len(self._held)
+        self._held = self._held[:0]
+        self.tally.held = 0
+
+    def _count(self, new: int, passed_by: int, recent: int) -> None:
+        self.tally.produced += new
+        self.tally.sampled_out += passed_by
+        self.tally.drop("input_buffer_full", recent - len(self._held))
+        self.tally.held = len(self._held)
 
     def _note(self, turn: Turn) -> None:
         """Remember a turn; those that follow one another, as of steps that are recorded in full, are one."""
@@ -120,8 +166,8 @@ def _overlap(events: Events, turns: Sequence[Turn]) -> npt.NDArray[np.bool_]:
 
 
 def _drafts(events: Events, step: int) -> list[Draft]:
-    """Return frames of at most `MAX_SPAN_NS`, of events in the order of time."""
-    events = np.sort(_pieces(events), order="begin_ns")
+    """Return frames of at most `MAX_SPAN_NS`, of events that are no longer, in the order of time."""
+    events = np.sort(events, order="begin_ns")
     drafts: list[Draft] = []
     while len(events):
         t0_ns = int(events["begin_ns"][0])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import PeerError, Unavailable
 from penstock.protocol.attach import REGISTERED, STORED, Heartbeat, Register, Registered
+from penstock.protocol.completeness import COUNTED
 from penstock.protocol.contract import Attached, Managed
 from penstock.protocol.frames import SPOOLED
 from penstock.protocol.wire import parse
@@ -55,7 +56,10 @@ class Link(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Identity of this process. `endpoint`: where a pserver listens, None for a trainer."""
+    """Identity of this process. `endpoint`: where a pserver listens, None for a trainer.
+
+    `process`: a name that no other process has, in reports of what it counts.
+    """
 
     role: str
     index: int
@@ -64,12 +68,13 @@ class ProcessIdentity:
     endpoint: str | None
     program: str
     version: str
+    process: str
 
     def hello(self) -> dict[str, Any]:
         """Return the body of HELLO."""
         body: dict[str, Any] = {
             "role": self.role, "index": self.index, "host": self.host, "pid": self.pid, "program": self.program,
-            "version": self.version,
+            "version": self.version, "process": self.process,
         }  # fmt: skip
         return body if self.endpoint is None else {**body, "endpoint": self.endpoint}
 
@@ -97,9 +102,13 @@ class UnixLink:
     def send(self, item: Parcel) -> None:
         try:
             self._socket.sendall(item.data)
-            self._read_all()
         except OSError as error:
             raise Unavailable(f"the agent's telemetry socket closed: {error}") from error
+        try:
+            self._read_all()
+        except OSError as error:
+            if item.kind not in COUNTED:  # rows of these would be there twice; the next frame finds the closed socket
+                raise Unavailable(f"the agent's telemetry socket closed: {error}") from error
 
     def idle(self) -> None:
         """Read what the agent has on disk."""

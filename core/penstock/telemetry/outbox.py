@@ -12,6 +12,8 @@ With a peer that confirms, METRICS, SCALARS, PROGRESS and EXCHANGE are kept unti
 and go again, under new numbers, over the next connection; a repeated value is harmless, since its step and time are
 its key.
 Invariant: rows put in = rows taken + rows counted as dropped + rows still held.
+An outbox that has the name of its process also makes the reports of `protocol.completeness`, from what it counts and
+what was counted before it (`counted`): when one is due, and right before GOODBYE.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.protocol.bounded import BoundedQueue, DropRule
+from penstock.protocol.bounded import BoundedQueue, DropRule, Entry
 from penstock.protocol.frames import Frame, Kind, encode
 from penstock.protocol.graphdoc import GraphHash, Threads
 from penstock.telemetry.collector import Draft
 from penstock.telemetry.outcome import Outcome
+from penstock.telemetry.reports import Reports
+from penstock.telemetry.tally import Tally
 
 LIMIT_BYTES = 16 << 20
 LAST_RESORT_BYTES = 64 << 20
@@ -77,9 +81,16 @@ def message(kind: Kind, body: dict[str, Any], *, t0_ns: int = 0) -> Parcel:
 
 
 class Outbox:
-    """What one process has to send."""
+    """What one process has to send. `process`: its name in reports of counts; None: it makes none."""
 
-    def __init__(self, *, limit_bytes: int = LIMIT_BYTES, last_resort_bytes: int = LAST_RESORT_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        process: str | None = None,
+        limit_bytes: int = LIMIT_BYTES,
+        last_resort_bytes: int = LAST_RESORT_BYTES,
+    ) -> None:
+        self._reports = None if process is None else Reports(process)
         self._queue = BoundedQueue[Parcel](
             [
                 DropRule(_EVENTS, limit_bytes),
@@ -110,7 +121,10 @@ class Outbox:
     @property
     def empty(self) -> bool:
         """True if nothing waits but what only a new connection would need."""
-        return not (self._queue or self._newest or self._announced or self._queue.dropped or not self._sent_hello)
+        due = self._reports is not None and self._reports.due
+        return not (
+            self._queue or self._newest or self._announced or self._queue.dropped or not self._sent_hello or due
+        )
 
     def introduce(self, hello: dict[str, Any]) -> None:
         """Set the body of HELLO; it is sent again if a connection has already had another one."""
@@ -129,6 +143,10 @@ class Outbox:
         self._keeps = keeps
         if (stream, epoch) != (self._stream, self._epoch):
             self._seq = 0
+            if self._reports is not None:
+                self._reports.begin()
+        if self._reports is not None:
+            self._reports.connected()
         self._stream, self._epoch = stream, epoch
         self._sent_hello = False
         self._sent_graphs.clear()
@@ -162,20 +180,49 @@ class Outbox:
         if item.kind in REPLACED:
             self._newest[item.kind] = item
             return
+        if self._reports is not None:
+            self._reports.put(item.kind, item.rows)
         if item.graph in self._too_large:
             self._queue.count_dropped(item.kind, item.rows)
+            self._lose("graph_too_large", item.kind, item.rows)
             return
-        self._queue.push(item.kind, item.rows, len(item.data), replace(item, queued=True))
+        self._push(self._queue.push(item.kind, item.rows, len(item.data), replace(item, queued=True)))
 
     def count_dropped(self, kind: Kind, rows: int) -> None:
         """Account for rows that never came here."""
         self._queue.count_dropped(kind, rows)
+
+    def counted(self, kind: Kind, tally: Tally) -> None:
+        """Note what became of a kind's rows until they were put in here; of other kinds all rows are."""
+        if self._reports is not None:
+            self._reports.counted[kind] = tally
+
+    def report(self) -> None:
+        """Have a report of counts sent next, if it differs from the last."""
+        if self._reports is not None:
+            self._reports.ask(self._held_rows())
+
+    def _push(self, dropped: list[Entry[Parcel]]) -> None:
+        for entry in dropped:
+            self._lose("outbox_full", entry.item.kind, entry.rows)
+
+    def _lose(self, reason: str, kind: Kind, rows: int) -> None:
+        if self._reports is not None:
+            self._reports.lose(reason, kind, rows)
+
+    def _held_rows(self) -> Counter[Kind]:
+        held: Counter[Kind] = Counter()
+        for entry in self._queue:
+            held[entry.item.kind] += entry.rows
+        return held
 
     def take(self) -> Parcel | None:
         """Return the next frame, numbered, or None. It counts as sent unless it comes back by `put_back`."""
         item = self._next()
         if item is None:
             return None
+        if self._reports is not None and item.queued:
+            self._reports.sent(item.kind, item.rows)
         if self._keeps and item.kind in KEPT:
             self._kept.append((self._seq, item))
             self._kept_size += len(item.data)
@@ -188,9 +235,11 @@ class Outbox:
         while self._kept and (seq is None or self._kept[0][0] <= seq):
             self._kept_size -= len(self._kept.popleft()[1].data)
 
-    def farewell(self) -> Parcel:
-        """Return a GOODBYE for this connection alone, numbered."""
-        return self._stamped(message(Kind.GOODBYE, Outcome().body()))
+    def farewell(self) -> list[Parcel]:
+        """Return the last report and a GOODBYE for this connection alone, numbered."""
+        last = [] if self._reports is None else [self._reports.last(self._held_rows())]
+        bodies = [(Kind.GAP, body) for body in last] + [(Kind.GOODBYE, Outcome().body())]
+        return [self._stamped(message(kind, body)) for kind, body in bodies]
 
     def _stamped(self, item: Parcel) -> Parcel:
         STAMP.pack_into(item.data, STAMP_AT, self._stream, self._epoch, self._seq)
@@ -200,6 +249,8 @@ class Outbox:
     def put_back(self, item: Parcel) -> None:
         """Undo the last `take`: its connection broke, and the next one starts anew."""
         self._seq -= 1
+        if self._reports is not None and item.queued:
+            self._reports.sent(item.kind, -item.rows)
         if self._kept and self._kept[-1][1] is item:
             self._kept_size -= len(self._kept.pop()[1].data)
         if item.dropped is not None:
@@ -212,7 +263,7 @@ class Outbox:
         if item.kind in REPLACED:
             self._newest.setdefault(item.kind, item)
         elif item.queued:
-            self._queue.push_front(item.kind, item.rows, len(item.data), item)
+            self._push(self._queue.push_front(item.kind, item.rows, len(item.data), item))
 
     def _next(self) -> Parcel | None:
         if not self._sent_hello:
@@ -220,7 +271,18 @@ class Outbox:
                 return None
             self._sent_hello = True
             return message(Kind.HELLO, self._hello)
-        return self._next_announced() or self._next_gap() or self._next_newest() or self._next_queued()
+        return (
+            self._next_announced()
+            or self._next_gap()
+            or self._next_report()
+            or self._next_newest()
+            or self._next_queued()
+        )
+
+    def _next_report(self) -> Parcel | None:
+        if self._reports is None or not self._reports.due:
+            return None
+        return message(Kind.GAP, self._reports.next(self._held_rows()))
 
     def _next_newest(self) -> Parcel | None:
         return self._newest.pop(next(iter(self._newest))) if self._newest else None
@@ -230,6 +292,8 @@ class Outbox:
         if first is None:
             return None
         due = self._due_before(first.item.graph)
+        if due is None and first.kind is Kind.GOODBYE and self._reports is not None and not self._reports.is_over:
+            due = message(Kind.GAP, self._reports.last(self._held_rows()))
         if due is None:
             self._queue.pop()
         return due or first.item

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from penstock.backoff import Backoff
 from penstock.errors import PeerError, Unavailable
 from penstock.protocol.frames import Kind
 from penstock.telemetry.link import Link
 from penstock.telemetry.outbox import Outbox, Parcel
+from penstock.telemetry.tally import Tally
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
@@ -40,12 +41,16 @@ class Sender:
         """Start the thread."""
         self._thread.start()
 
-    def post(self, items: Iterable[Parcel], *, lost_events: int = 0) -> None:
-        """Put frames into the outbox and wake the thread."""
+    def post(
+        self, items: Iterable[Parcel], *, lost_events: int = 0, counted: Mapping[Kind, Tally] | None = None
+    ) -> None:
+        """Put frames into the outbox and wake the thread. `counted`: tallies as they are with these frames passed."""
         with self._changed:
             for item in items:
                 self._outbox.put(item)
             self._outbox.count_dropped(Kind.OP_EVENTS, lost_events)
+            for kind, tally in (counted or {}).items():
+                self._outbox.counted(kind, tally)
             self._changed.notify()
 
     def edit(self, change: Callable[[Outbox], None], *, redial: bool = False) -> None:
@@ -125,9 +130,10 @@ class Sender:
         with self._changed:
             if not self._redial:
                 return True
-            item = self._outbox.farewell()
+            items = self._outbox.farewell()
             self._outbox.stored(None)  # what is kept belongs to the registration that ends here
-        self._send(link, item)
+        for item in items:
+            self._send(link, item)
         return False
 
     def _next(self, timeout_s: float, stored_seq: int) -> tuple[Parcel | None, bool]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -39,11 +40,14 @@ from penstock.telemetry.outbox import Outbox, Parcel, message, pack
 from penstock.telemetry.outcome import Outcome
 from penstock.telemetry.sampling import Sampler
 from penstock.telemetry.sender import Sender
+from penstock.telemetry.tally import Tally
 from penstock.telemetry.watch import LiveWatch, NullWatch, Watch
 from penstock.version import __version__
 
 INTERVAL_S = 0.1
 CLOSE_S = 2.0
+REPORT_S = 2.0
+"""How often what was counted is reported, while it changes: what a killed process had counted since is unknown."""
 _log = logging.getLogger(__name__)
 
 ThreadsOf = Callable[[], Threads | None]
@@ -131,7 +135,9 @@ class Watched(Session):
         self._lock = threading.RLock()  # state below; reentrant, since a finalizer may close a watch at any point
         self._watches: list[LiveWatch] = []
         self._exchange = ExchangeWatch()
+        self._tally = Tally()  # of operator events
         self._input, self._inputs = InputTrace(), InputSampler()
+        self._counted_input = Tally()  # as it was posted last
         self._turns: list[Turn] = []  # of watches that were closed since the last tick
         self._scalars: deque[dict[str, Any]] = deque()
         self._progress: dict[str, Any] | None = None
@@ -139,7 +145,8 @@ class Watched(Session):
         self._trains = False  # any watch, closed ones included
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-telemetry-drain", daemon=True)
-        outbox = Outbox()
+        self._since_report_s = 0.0
+        outbox = Outbox(process=self._identity.process)
         outbox.introduce(self._identity.hello())
         self._sender = Sender(outbox, dialer(contract, self._who), on_end=self._stop.set)
 
@@ -157,7 +164,7 @@ class Watched(Session):
             if self._closed:
                 return NullWatch()
             self._start()
-            collector = Collector(self.sampler)
+            collector = Collector(self.sampler, tally=self._tally)
             watch = LiveWatch(source, collector, name=name, on_close=self._close_watch, threads=counts)
             self._watches.append(watch)
             return watch
@@ -243,7 +250,7 @@ class Watched(Session):
                 for watch in list(self._watches):
                     self._close_watch(watch)
                 turns, self._turns = self._turns, []
-            self._post_input(turns)
+            self._post_input(turns, is_last=True)
             self._sender.post([message(Kind.GOODBYE, self._outcome().body(), t0_ns=time.time_ns())])
         except Exception:  # noqa: BLE001 - a boundary: a fault of the telemetry must not end the training
             _log.exception("telemetry failed and is switched off; training goes on")
@@ -256,22 +263,44 @@ class Watched(Session):
     def _tick(self, interval_s: float) -> None:
         """Drain every source, and hand what there is to the sender."""
         began_s = time.thread_time()
-        sample_s = 0.0
         self.sampler.in_full = self._is_asked_for_all()
         with self._lock:
             turns, self._turns = self._turns, []
-            for watch, got in [(watch, self._collect(watch)) for watch in list(self._watches)]:
-                items, packing_s = _pack(got.drafts)
-                sample_s += got.sample_cpu_ns / 1e9 + packing_s
-                items += self._metrics(watch, watch.thinner.add(got.rows, interval_s=interval_s))
-                turns += got.turns
-                self._sender.post(items, lost_events=got.lost)
+            sample_s = self._post_steps(interval_s, turns)
         self._post_input(turns)
         self._post_words()
         self._post_exchange(interval_s)
+        self._report(interval_s)
         spent_s = time.thread_time() - began_s
         self.drain_cpu_s += spent_s
         self.sampler.observe(interval_s=interval_s, cpu_s=spent_s, sample_cpu_s=sample_s)
+
+    def _post_steps(self, interval_s: float, turns: list[Turn]) -> float:
+        """Send what the watches have; return the processor time that sampled steps took, in seconds."""
+        sample_s, items, lost = 0.0, [], 0
+        num_watches = len(self._watches)
+        for watch, got in [(watch, self._collect(watch)) for watch in list(self._watches)]:
+            packed, packing_s = _pack(got.drafts)
+            sample_s += got.sample_cpu_ns / 1e9 + packing_s
+            items += packed + self._metrics(watch, watch.thinner.add(got.rows, interval_s=interval_s))
+            turns += got.turns
+            lost += got.lost
+        self._post_events(items, lost, failed=len(self._watches) < num_watches)
+        return sample_s
+
+    def _post_events(self, items: list[Parcel], lost: int, *, failed: bool) -> None:
+        """Send frames of watches, and what was counted with them. `failed`: a watch has failed meanwhile."""
+        self._tally.passed += sum(item.rows for item in items if item.kind is Kind.OP_EVENTS)
+        if failed:
+            self._tally.fail()
+        self._sender.post(items, lost_events=lost, counted={Kind.OP_EVENTS: self._tally.copy()})
+
+    def _report(self, interval_s: float) -> None:
+        """Have what was counted sent, at most each `REPORT_S`."""
+        self._since_report_s += interval_s
+        if self._since_report_s >= REPORT_S:
+            self._since_report_s = 0.0
+            self._sender.edit(Outbox.report)
 
     def _collect(self, watch: LiveWatch) -> Collected:
         try:
@@ -280,19 +309,26 @@ class Watched(Session):
             return got
         except Exception:  # noqa: BLE001 - a boundary: one source that fails must not end training, nor other watches
             _log.exception("the telemetry of %s failed and is switched off; training goes on", watch.name)
+            watch.collector.give_up()
             self._detach(watch)
             return Collected()
 
-    def _post_input(self, turns: list[Turn]) -> None:
+    def _post_input(self, turns: list[Turn], *, is_last: bool = False) -> None:
+        drafts: list[Draft] = []
         try:
             events = self._input.drain()
+            self._inputs.overwritten(self._input.take_overwritten())
             drafts = self._inputs.choose(events, turns, step=self._last_step(), now_ns=time.time_ns())
         except Exception:  # noqa: BLE001 - a boundary: a reader that fails must not end the other telemetry
             _log.exception("the work of the data feed is not shown any more; training goes on")
-            self._input, self._inputs = InputTrace(), InputSampler()
-            return
-        if drafts:
-            self._sender.post([pack(draft) for draft in drafts])
+            self._input, self._inputs = InputTrace(), self._inputs.failed()
+        if is_last:
+            self._inputs.end()
+        items, tally = [pack(draft) for draft in drafts], self._inputs.tally
+        tally.passed += sum(item.rows for item in items)
+        if tally != self._counted_input:
+            self._counted_input = tally.copy()
+            self._sender.post(items, counted={Kind.INPUT_EVENTS: self._counted_input})
 
     def _post_words(self) -> None:
         words = [self._scalars.popleft() for _ in range(len(self._scalars))]
@@ -321,10 +357,11 @@ class Watched(Session):
             if watch not in self._watches:
                 return
             got = self._collect(watch)
+            failed = watch not in self._watches
             items, _ = _pack(got.drafts + watch.collector.last_words(failed=self._outcome().failed))
             items += self._metrics(watch, watch.thinner.add(got.rows, interval_s=0.0))
             items += self._metrics(watch, watch.thinner.flush())
-            self._sender.post(items, lost_events=got.lost)
+            self._post_events(items, got.lost, failed=failed)
             self._turns += got.turns  # what the data feed did for them follows with the next tick
             self._detach(watch)
 
@@ -371,4 +408,13 @@ def _spoken(kind: Kind, body: dict[str, Any], time_ns: int) -> Parcel | None:
 
 def _identity(contract: Managed | Attached) -> ProcessIdentity:
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    return ProcessIdentity(contract.role, contract.index, socket.gethostname(), os.getpid(), None, program, __version__)
+    return ProcessIdentity(
+        contract.role,
+        contract.index,
+        socket.gethostname(),
+        os.getpid(),
+        None,
+        program,
+        __version__,
+        secrets.token_hex(8),
+    )

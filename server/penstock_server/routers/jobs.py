@@ -19,6 +19,7 @@ from penstock_server.routers.compression import compressed
 from penstock_server.routers.deps import TAGGED, Asker, Id, IfMatch, PageSize, PageToken, Server, version_of
 from penstock_server.routers.guarded import guarded_router
 from penstock_server.schemas import api
+from penstock_server.schemas.completeness import TelemetryCompleteness
 from penstock_server.schemas.operators import OperatorTimes
 from penstock_server.schemas.recordings import FullRecording
 from penstock_server.schemas.stacks import PythonStacks
@@ -167,6 +168,13 @@ async def read_job_exchange(server: Server, job_id: Id) -> api.Exchange:
 async def read_job_tables(server: Server, job_id: Id) -> SparseTables:
     """Return the sparse tables of the newest attempt: rows, bytes, ids that are updated often, parts of the servers."""
     return await server.exchanges.tables_of(job_id)
+
+
+@router.get("/jobs/{job_id:id}/completeness", operation_id="readJobCompleteness")
+@scoped("read")
+async def read_job_completeness(server: Server, job_id: Id) -> TelemetryCompleteness:
+    """Return what became of the telemetry that the job produced, over all of its attempts, processes and restarts."""
+    return await server.completeness.of(job_id)
 
 
 @router.get("/jobs/{job_id:id}/operators", operation_id="readJobOperators")

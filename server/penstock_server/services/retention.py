@@ -19,6 +19,7 @@ from sqlalchemy import delete, select
 from penstock.protocol.states import TERMINAL_JOB, JobState
 from penstock_server.clock import Clock
 from penstock_server.db import Database
+from penstock_server.streams.counts import Counts
 from penstock_server.streams.recorder import Recorder
 from penstock_server.tables import (
     AuditRow,
@@ -36,6 +37,7 @@ _ACTIVE = [state.value for state in JobState if state not in TERMINAL_JOB]
 _METRICS = (MetricRow, TierRow, SeriesRow)
 KEY_LIFE = timedelta(hours=24)
 """How long an `Idempotency-Key` stands for the job that came with it."""
+SEGMENTS = "segments"
 JOBS_A_PASS = 200
 AUDIT_ROWS_A_PASS = 20_000
 DELIVERIES_DAYS = 7.0
@@ -58,15 +60,17 @@ class Retention:
 class Sweeper:
     """Deletes what is older than its retention. Each pass takes up to `JOBS_A_PASS` jobs of each kind."""
 
-    def __init__(self, database: Database, clock: Clock, recorder: Recorder, state_dir: Path, days: Retention) -> None:
-        self._db, self._clock, self._recorder = database, clock, recorder
+    def __init__(
+        self, database: Database, clock: Clock, recorder: Recorder, counts: Counts, state_dir: Path, days: Retention
+    ) -> None:
+        self._db, self._clock, self._recorder, self._counts = database, clock, recorder, counts
         self._jobs_dir, self._snapshots_dir, self._days = state_dir / "jobs", state_dir / "snapshots", days
 
     async def step(self) -> None:
         """Delete what is due."""
         await self._sweep_keys(self._clock.now() - KEY_LIFE)
         await self._sweep_deliveries(self._before(DELIVERIES_DAYS))
-        for part, days in (("segments", self._days.telemetry_days), ("logs", self._days.logs_days)):
+        for part, days in ((SEGMENTS, self._days.telemetry_days), ("logs", self._days.logs_days)):
             if days is not None:
                 await self._sweep_files(part, self._before(days))
         if self._days.metrics_days is not None:
@@ -90,6 +94,8 @@ class Sweeper:
             async with self._db.glance() as session:
                 over = (await session.execute(ended)).scalars().all()
             for job_id in over:
+                if part == SEGMENTS:
+                    await self._counts.remove(job_id)  # before, so that a crash between the two loses no count
                 self._recorder.release(job_id)
                 await asyncio.to_thread(shutil.rmtree, self._jobs_dir / job_id / part, ignore_errors=True)
 

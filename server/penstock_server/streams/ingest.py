@@ -8,6 +8,8 @@ documents, progress and logs are few, and are.
 from __future__ import annotations
 
 import asyncio
+import zlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass
 
@@ -17,6 +19,7 @@ from penstock.errors import PeerError
 from penstock.protocol.frames import Column, Frame, Header, Kind, decode, decode_header
 from penstock_server.db import DatabaseAway, TakenOver
 from penstock_server.instruments import Instruments
+from penstock_server.streams.counts import Counts
 from penstock_server.streams.hub import LOST, SHOWN, Hub
 from penstock_server.streams.logstore import Appended, LogStore
 from penstock_server.streams.recorder import Recorder
@@ -58,6 +61,8 @@ class FrameSender:
         return self.node_id is not None and source.node_id == self.node_id
 
 
+MAX_GAPS = 64
+"""Of a stream that are known again."""
 FindSource = Callable[[int], Awaitable[StreamSource | None]]
 OnFrame = Callable[[StreamSource, Frame], Awaitable[None]]
 OnLost = Callable[[str, Mapping[str, int]], None]
@@ -77,9 +82,12 @@ class Ingest:
         recorder: Recorder,
         logs: LogStore,
         meters: Instruments,
+        counts: Counts,
     ) -> None:
         self._find, self._on_frame, self._on_lost = find, on_frame, on_lost
         self._hub, self._recorder, self._logs, self._meters = hub, recorder, logs, meters
+        self._counts = counts
+        self._gaps: dict[int, deque[tuple[int, int]]] = {}  # number and checksum of the newest GAPs, by stream
         self._sources: dict[int, StreamSource] = {}
         self._next_seq: dict[int, int] = {}
 
@@ -92,6 +100,7 @@ class Ingest:
         """Drop the sequence numbers of a job that ended. To be called while its streams are still known."""
         for stream in [n for n, s in self._sources.items() if s.job_id == job_id]:
             self._next_seq.pop(stream, None)
+            self._gaps.pop(stream, None)
 
     async def offer(self, sender: FrameSender, data: bytes) -> Header | None:
         """Take one frame, whatever is wrong with it; return its header, or None if it was refused.
@@ -124,15 +133,14 @@ class Ingest:
         if refusal is not None or source is None:
             self._meters.refused.labels(refusal or "unknown_stream").inc()
             log.warning("frame refused", reason=refusal, stream=header.stream, epoch=header.epoch)
+            if refusal == "stale_epoch" and source is not None and header.epoch == source.epoch:
+                await self._count_stale(source, header, data)
             return None
         self._count_lost(source, header)
         self._meters.frames.labels(header.kind.name).inc()
         self._meters.frame_bytes.inc(len(data))
         if header.kind in SHOWN:
-            await self._recorder.append(source.job_id, header, data)
-            self._hub.publish_frame(source.job_id, header, data)
-            if header.kind is Kind.GAP:
-                self._on_lost(source.job_id, _dropped(decode(data)))
+            await self._take_shown(source, header, data)
             return header
         # A graph of 20,000 operators takes some 0.2 s to read: not on the loop.
         frame = await asyncio.to_thread(decode, data) if header.kind is Kind.GRAPH else decode(data)
@@ -141,9 +149,39 @@ class Ingest:
             self.take_log(source.job_id, source.replica_id, header.step, text)
             return header
         await self._on_frame(source, frame)
+        if header.kind is Kind.HELLO:
+            await self._counts.greet(source.job_id, source.stream, frame.body)
         if header.kind is Kind.GRAPH_USED:  # kept among the frames: a replay has to know what they index
             await self._recorder.append(source.job_id, header, data)
         return header
+
+    async def _take_shown(self, source: StreamSource, header: Header, data: bytes) -> None:
+        dropped: dict[str, int] = {}
+        if header.kind is Kind.GAP:
+            gap = decode(data)
+            if await self._counts.take(source.job_id, source.stream, gap.body) or self._is_repeated(header, data):
+                return
+            dropped = _dropped(gap)
+        if not await self._recorder.append(source.job_id, header, data):
+            await self._counts.not_recorded(source.job_id, source.stream, header.kind, header.count)
+        self._hub.publish_frame(source.job_id, header, data)
+        if dropped:
+            self._on_lost(source.job_id, dropped)
+
+    def _is_repeated(self, gap: Header, data: bytes) -> bool:
+        """Whether a GAP is one that an agent sends again after a reconnect: what it reports counts once."""
+        known, this = self._gaps.setdefault(gap.stream, deque(maxlen=MAX_GAPS)), (gap.seq, zlib.crc32(data))
+        if this in known:
+            return True
+        known.append(this)
+        return False
+
+    async def _count_stale(self, source: StreamSource, header: Header, data: bytes) -> None:
+        """Count what a process of an earlier attempt still sends; its own counts are taken."""
+        if header.kind is Kind.GAP:
+            await self._counts.take(source.job_id, source.stream, decode(data).body)
+        else:
+            await self._counts.refused(source.job_id, source.stream, header.kind, header.count)
 
     def take_log(self, job_id: str, replica_id: str, offset: int, content: bytes) -> Appended:
         """Store bytes of a log; return what to acknowledge."""

@@ -21,7 +21,7 @@ from penstock_server.instruments import Instruments
 from penstock_server.streams.hub import Hub
 from penstock_server.streams.live import Live
 from penstock_server.streams.tiers import MAX_REMEMBERED, SeriesKey, Summary, Tier
-from penstock_server.tables import JobRow, MetricRow, SeriesRow, TierRow
+from penstock_server.tables import JobRow, MetricRow, SeriesRow, StreamCountsRow, TierRow
 
 log = structlog.get_logger(__name__)
 
@@ -46,6 +46,8 @@ class MetricsWriter:
         self._points_in = Bulk(MetricRow, _once, _POINT, dialect)
         self._firsts_in = Bulk(SeriesRow, _first_step, (*_KEY, "first_step"), dialect)
         self._tiers_in = Bulk(TierRow, _widen, _TIER, dialect)
+        self._counts_in = Bulk(StreamCountsRow, _replaced, _COUNTS, dialect)
+        self._counts: dict[int, tuple[int, str, str]] = {}  # rows, by stream
         self._points: dict[str, dict[SeriesKey, Points]] = {}
         self._lost: dict[str, dict[str, int]] = {}
         self._summary = Summary()
@@ -73,6 +75,19 @@ class MetricsWriter:
         for kind, rows in amounts.items():
             lost[kind] = lost.get(kind, 0) + rows
         self.touch(job_id)
+
+    def count(self, job_id: str, stream: int, counts: str) -> None:
+        """Take the counts of a stream, in place of those that wait; written with the next flush."""
+        self._counts[stream] = (stream, job_id, counts)
+        self.touch(job_id)
+
+    def counts_wait(self, stream: int) -> bool:
+        """Whether counts of a stream are not stored yet."""
+        return stream in self._counts
+
+    def counts_of(self, job_id: str) -> list[int]:
+        """Return the streams of a job whose counts are not stored yet."""
+        return [stream for stream, of, _ in self._counts.values() if of == job_id]
 
     async def flush(self) -> set[str]:
         """Write what was gathered; return the jobs whose figures changed."""
@@ -180,10 +195,17 @@ class MetricsWriter:
             lost = {job_id: dict(self._lost[job_id]) for job_id in touched if job_id in self._lost}
             for job_id, amounts in sorted(lost.items()):
                 await _add_lost(tx, job_id, amounts)
+            counts = [row for row in self._counts.values() if row[1] in touched]
+            await self._counts_in.run(connection, counts)
             await self._write_figures(tx, touched)
         self._summary.stored(tiers)
         for job_id, amounts in lost.items():
             self._forget_lost(job_id, amounts)
+        for row in counts:
+            if self._counts[row[0]] is row:
+                del self._counts[row[0]]
+            else:
+                self._touched.add(row[1])
         if len(self._first_steps) > MAX_REMEMBERED:
             self._first_steps.clear()
         self._first_steps.update(firsts)
@@ -235,6 +257,7 @@ async def _add_lost(tx: Tx, job_id: str, amounts: Mapping[str, int]) -> None:
 
 
 _KEY = SeriesKey._fields
+_COUNTS = ("stream", "job_id", "counts")
 _POINT = (*_KEY, "step", "time_ns", "value")
 _TIER = (
     *(*_KEY, "level", "bucket", "low", "low_time_ns", "low_step"),
@@ -256,6 +279,10 @@ def _first_step(insert: Insert) -> Insert:
         (insert.excluded.first_step < SeriesRow.first_step, insert.excluded.first_step), else_=SeriesRow.first_step
     )
     return insert.on_conflict_do_update(index_elements=["job_id", "series", "attempt"], set_={"first_step": lower})
+
+
+def _replaced(insert: Insert) -> Insert:
+    return insert.on_conflict_do_update(index_elements=["stream"], set_={"counts": insert.excluded.counts})
 
 
 def _widen(insert: Insert) -> Insert:

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from penstock.protocol.frames import Header, Kind
+from penstock_server.streams.removed import RowsByStream
 from penstock_server.streams.segments import Segments
 
 log = structlog.get_logger(__name__)
@@ -40,8 +41,8 @@ class Recorder:
         self._ended: set[str] = set()  # to be released when no call of `_of` is left
         self._failed: set[str] = set()
 
-    async def append(self, job_id: str, header: Header, frame: bytes) -> None:
-        """Append a frame to its job's recording."""
+    async def append(self, job_id: str, header: Header, frame: bytes) -> bool:
+        """Append a frame to its job's recording; return whether it is there."""
         try:
             segments = self._jobs.get(job_id) if job_id in self._recorded else None
             (segments or await self._of(job_id, records=True)).append(header, frame)
@@ -53,6 +54,13 @@ class Recorder:
             if job_id not in self._failed:
                 self._failed.add(job_id)
                 log.exception("recording failed; live views go on", job=job_id)
+            return False
+        return True
+
+    async def rows(self, job_id: str) -> tuple[RowsByStream, RowsByStream]:
+        """Return a job's rows by stream and kind: those that were ever recorded, and those that the quota removed."""
+        segments = await self._of(job_id)
+        return segments.recorded, segments.removed
 
     async def read(
         self, job_id: str, *, stream: int | None, kinds: Collection[Kind], after_seq: int | None, limit_bytes: int

@@ -6,7 +6,8 @@ and read back from the files when a job is first looked at after a start. A torn
 its file: what follows in that file is not trusted, and appending goes on in a new one.
 
 Over the quota the oldest segment goes. An EXCHANGE frame that is the newest of its stream may be the last for ever, and
-contains all that those before it did: from a removed segment it is moved to segment 0, which is written anew.
+contains all that those before it did: from a removed segment it is moved to segment 0, which is written anew. Rows of
+the kinds that are counted (`protocol.completeness`) are counted when they go (`removed`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -22,7 +24,10 @@ from pathlib import Path
 import structlog
 
 from penstock.errors import PeerError
+from penstock.protocol.completeness import NAMES
 from penstock.protocol.frames import HEADER_BYTES, MAX_FRAME_BYTES, Header, Kind, decode_header
+from penstock_server.streams import removed
+from penstock_server.streams.removed import RowsByStream
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +35,7 @@ MAGIC = b"PSSEG\x00\x00\x01"
 RECORD = struct.Struct("<II")
 MOVED = 0
 """The segment of frames that were saved from others."""
+_COUNTED = frozenset(NAMES.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,10 @@ class SegmentEntry:
 
 
 class Segments:
-    """The segment files of one job. Used from one thread; `read` may run in another."""
+    """The segment files of one job. Used from one thread; `read` may run in another.
+
+    `recorded`: rows that were ever appended, `removed`: those of them that are gone; by stream and kind.
+    """
 
     def __init__(self, folder: Path, *, segment_bytes: int, quota_bytes: int) -> None:
         self._folder, self._segment_bytes, self._quota_bytes = folder, segment_bytes, quota_bytes
@@ -55,11 +64,17 @@ class Segments:
         self.entries: list[SegmentEntry] = []
         self._fd: int | None = None
         self._paused = False
-        self._current = 0
+        through, self.removed = removed.read(folder)
+        self.recorded: RowsByStream = Counter(self.removed)
+        self._current = through
         for path in sorted(folder.glob("*.seg")) if folder.is_dir() else ():
+            if MOVED < int(path.stem) <= through:
+                path.unlink()
+                continue
             self._current = max(self._current, int(path.stem))
             self._sizes[int(path.stem)] = path.stat().st_size
             self.entries.extend(_scan(path))
+        self.recorded += _rows(self.entries)
 
     def append(self, header: Header, frame: bytes) -> SegmentEntry:
         """Append one frame. Raises OSError when the disk does."""
@@ -78,6 +93,8 @@ class Segments:
         self._sizes[self._current] = at + needed
         entry = _entry(self._current, at + RECORD.size, header, len(frame))
         self.entries.append(entry)
+        if entry.kind in _COUNTED:
+            self.recorded[entry.stream, entry.kind] += entry.count
         return entry
 
     def read(self, entries: Iterable[SegmentEntry]) -> Iterator[bytes]:
@@ -193,6 +210,7 @@ class Segments:
 
     def _drop(self, oldest: int) -> None:
         """Delete a segment. What has to stay is moved before, so that a crash between the two leaves it twice."""
+        self._count_removed(oldest)
         left = [entry for entry in self.entries if entry.segment not in (MOVED, oldest)]
         staying = [entry for entry in self.newest(Kind.EXCHANGE) if entry.segment in (MOVED, oldest)]
         if any(entry.segment == oldest for entry in staying):
@@ -201,6 +219,13 @@ class Segments:
             self.entries = [entry for entry in self.entries if entry.segment != oldest]
         del self._sizes[oldest]
         self._path(oldest).unlink(missing_ok=True)
+
+    def _count_removed(self, oldest: int) -> None:
+        self.removed += _rows(entry for entry in self.entries if entry.segment == oldest)
+        try:
+            removed.write(self._folder, oldest, self.removed)
+        except OSError:  # a full disk, which the deletion relieves; the next one writes these rows, too
+            log.warning("rows that are removed are counted in memory alone", folder=str(self._folder), exc_info=True)
 
     def _move(self, staying: Sequence[SegmentEntry]) -> list[SegmentEntry]:
         """Write segment 0 anew; return its entries. Of many streams the newest, as many as one segment holds."""
@@ -218,6 +243,14 @@ class Segments:
 
     def _path(self, segment: int) -> Path:
         return self._folder / f"{segment:06d}.seg"
+
+
+def _rows(entries: Iterable[SegmentEntry]) -> RowsByStream:
+    rows: RowsByStream = Counter()
+    for entry in entries:
+        if entry.kind in _COUNTED:
+            rows[entry.stream, entry.kind] += entry.count
+    return rows
 
 
 def _newest_that_fit(entries: Sequence[SegmentEntry], room_bytes: int) -> Sequence[SegmentEntry]:

@@ -4,7 +4,7 @@ import { clock, integer } from "../format";
 import { route } from "../router";
 import { stream } from "../socket";
 import { currentJob } from "../store/current";
-import { isTerminal } from "../store/job";
+import { isTerminal, type JobStore } from "../store/job";
 import { nowMs, session, theme, toggleTheme } from "../store/session";
 import { Link } from "./basics";
 import { openHelp, openPalette } from "./overlays";
@@ -39,7 +39,7 @@ function openBadge(): Badge {
   const store = currentJob.value;
   const job = store?.job.value ?? null;
   if (store === null || job === null) return { tone: "ok", text: "live", more: "" };
-  const dropped = `· ${integer(store.droppedRows.value)} dropped`;
+  const dropped = lossOf(store);
   if (isTerminal(job)) return { tone: "", text: "finished", more: dropped };
   nowMs.value;
   const quietMs = performance.now() - store.lastFrameMs.value;
@@ -51,9 +51,18 @@ function openBadge(): Badge {
   return { tone: behind > 2000 ? "warn" : "ok", text: "live", more: `· ${integer(behind)}\u00a0ms behind ${dropped}` };
 }
 
+/** What is not shown of the whole job, or of what came to this page, and since when that is unknown. */
+function lossOf(store: JobStore): string {
+  const since = store.completeness.unknownSince.value;
+  const rows = Math.max(store.droppedRows.value, store.completeness.dropped.value);
+  return `· ${integer(rows)} dropped${since === null ? "" : `, unknown since ${clock(since)}`}`;
+}
+
 function LiveBadge() {
   const { tone, text, more } = badge.value;
-  const title = "How far the newest operator event is behind now, and how many event rows were dropped on the way";
+  const title =
+    currentJob.value?.completeness.found.value?.sentence ||
+    "How far the newest operator event is behind now, and how many event rows were dropped on the way";
   return (
     <span class="live" title={title} data-testid="live">
       <i class={`dot ${tone}`} />

@@ -13,6 +13,7 @@ import { loadDocument } from "../graph/remote";
 import type { Stage } from "../graph/stages";
 import { stream } from "../socket";
 import type { EventRow, GraphDocument, Job, NodeRow, ServerMessage } from "../types";
+import { CompletenessStore } from "./completeness";
 import { DiagnosisStore } from "./diagnosis";
 import { ExchangeStore } from "./exchange";
 import { GraphLoader } from "./graphs";
@@ -80,6 +81,7 @@ export class JobStore {
   );
   readonly others = new OtherRuns((jobId) => api.metrics(jobId));
   readonly diagnosis = new DiagnosisStore(() => api.why(this.jobId));
+  readonly completeness = new CompletenessStore(() => api.completeness(this.jobId));
   readonly documents = new GraphLoader(loadDocument, (hash, document) => this.#haveDocument(hash, document));
   readonly ops = new OpsStore((hash) => this.documents.load(hash));
 

@@ -8,6 +8,7 @@ import { type Phase, phasesOf, spanOf } from "../store/phases";
 import type { Series } from "../store/series";
 import { nowMs } from "../store/session";
 import { subjectOf } from "../subject";
+import { CompletenessCard } from "./completeness";
 import { ReplicaTable } from "./replicas";
 import { Stacks } from "./stacks";
 
@@ -156,6 +157,7 @@ export function ConfigView({ store }: { store: JobStore }) {
           <ReplicaTable replicas={job.replicas} nodes={store.nodes.value} />
         </div>
         <Checkpoints step={store.series.byName.get("checkpoint_step")} took={store.series.byName.get("checkpoint_s")} />
+        <CompletenessCard store={store} />
         <Stacks job={job} />
         <h3 style={{ margin: "8px 0" }}>Job specification</h3>
         <pre class="code" data-testid="spec">

@@ -22,7 +22,7 @@ export function JobHeader({ job, store }: { job: Job; store: JobStore }) {
           <StateChip state={job.state} />
         </h1>
         <div class="sub" data-testid="attempt">
-          {subtitle(job)}
+          {subtitle(job, store)}
         </div>
         <HeaderProgress job={job} />
       </div>
@@ -44,7 +44,7 @@ export function JobHeader({ job, store }: { job: Job; store: JobStore }) {
   );
 }
 
-function subtitle(job: Job): string {
+function subtitle(job: Job, store: JobStore): string {
   // One that was lost and came back is one trainer, not two.
   const count = (role: string) =>
     new Set(job.replicas.filter((one) => one.role === role && one.attempt === job.attempt).map((one) => one.index))
@@ -54,6 +54,9 @@ function subtitle(job: Job): string {
   const parts = [...attemptWords(job), plural(trainers, "trainer")];
   if (pservers > 0) parts.push(plural(pservers, "pserver"));
   if (job.kind === "attached") parts.push("attached");
+  store.graphVersion.value;
+  // What the header and the charts have is of training, unless nothing has trained yet.
+  if (store.ops.busiest()?.trains === false) parts.push("evaluation");
   if (job.started_at !== null) parts.push(`started ${clock(job.started_at)}`);
   if (job.finished_at !== null && job.started_at !== null) {
     parts.push(`took ${age(job.started_at, Date.parse(job.finished_at))}`);

@@ -11,6 +11,7 @@ import { JobStore } from "../store/job";
 import { isCommand, isWithoutGraph } from "../store/mode";
 import { TimelineController } from "../timeline/controller";
 import { AdviceView } from "./advice";
+import { CompletenessMark } from "./completeness";
 import { CrashCard } from "./crash";
 import { ConfigView, EventsView } from "./facts";
 import { GraphView } from "./graph";
@@ -62,6 +63,7 @@ export function JobPage({ jobId }: { jobId: string }) {
   return (
     <>
       <JobHeader job={store.job.value} store={store} />
+      <CompletenessMark store={store} />
       {store.degraded.value !== null && (
         <div class="banner" role="status">
           The server slowed this dashboard's event stream down: {store.degraded.value}

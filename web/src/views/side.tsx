@@ -224,7 +224,7 @@ function Hottest({ runtime, graph }: { runtime: GraphRuntime; graph: GraphContro
   return (
     <div data-testid="hottest">
       <h2>
-        <span>Where the time goes</span>
+        <span>{runtime.trains === false ? "Where the time goes, evaluation" : "Where the time goes"}</span>
         <span class="faint">mean · share</span>
       </h2>
       {runtime.sumNs === 0 ? (
