@@ -150,6 +150,21 @@ async def test_a_pass_without_training_is_evaluation() -> None:
     assert summed(frames[::-1], {}, {"train": trains, "test": tests}) == {}
 
 
+async def test_a_job_that_only_evaluates_has_no_operator_times(sqlite_server: Server) -> None:
+    tests = sample_graph()  # one forward operator
+    columns = {Column.OP: [0], Column.COUNT: [40], Column.TOTAL_NS: [3 * MS], Column.MAX_NS: [MS]}
+    async with sqlite_server.attached() as trainer:
+        job_id = trainer.registered["job_id"]
+        await trainer.frame(Kind.GRAPH, body=tests.model_dump(mode="json"))
+        await trainer.frame(Kind.GRAPH_USED, body={"hash": graph_hash(tests)})
+        await trainer.frame(Kind.OP_SUMS, columns={name: np.array(values) for name, values in columns.items()})
+        await steps(trainer, step_ms=60, every_ms=60.5)
+        await until_answer(lambda: why(sqlite_server, job_id), bool)
+        answer = await sqlite_server.http.get(f"/api/v1/jobs/{job_id}/operators")
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["trainer"], answer.json()["graph"], answer.json()["operators"]) == (None, None, [])
+
+
 async def test_operators_of_the_newest_steps_are_the_evidence(sqlite_server: Server) -> None:
     sample = sample_graph()
     named = [("mm_0", "forward"), ("mm_0_grad", "backward"), ("sgd_0", "optimize")]

@@ -91,7 +91,8 @@ class Diagnoses:
     async def operators_of(self, job_id: str) -> OperatorTimes:
         """Return how long the operators of one trainer ran, as its newest recorded sums have it. Raises NotFound."""
         job = await self._jobs.get(job_id)
-        found = await self._operators(job)
+        ran = await self._operators(job)
+        found = {index: one for index, one in ran.items() if one.graph in self._graphs}  # one that only evaluates: none
         if not found:
             return OperatorTimes(job_id=job.id, attempt=job.attempt, trainer=None, graph=None, operators=[])
         index = min(found)

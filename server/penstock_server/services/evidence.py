@@ -50,7 +50,7 @@ class Ran:
     `evaluates`: the newest graph in use is one that does not train. `sampled_step`: the newest whole one.
     """
 
-    graph: str
+    graph: str  # "" if none of them trains
     threads: Threads | None = None
     count: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     total_ns: dict[int, int] = field(default_factory=lambda: defaultdict(int))
