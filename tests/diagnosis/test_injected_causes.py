@@ -221,6 +221,14 @@ def test_one_operator_of_several_alike_is_named() -> None:
     assert (found.cause, found.op) == ("operator", 6)
 
 
+def test_an_operator_among_siblings_of_no_time_is_named() -> None:
+    sums = encoder(odd=2, times=5.0)
+    alike = tuple(replace(op, module="", total_ns=op.total_ns if op.index == 6 else 0) for op in sums)
+    found = first(trainer(step_ms=27, workers=1, intra_op_threads=2, ops=alike))
+    assert found.sentence.startswith("`mm_2` takes 10.0 ms, ") and found.sentence.endswith(": 36 % of the step")
+    assert (found.cause, found.op) == ("operator", 6)
+
+
 def test_the_shard_with_the_ids_of_a_table_is_named() -> None:
     table = TableLoad("table", {0: 100, 1: 9900}, hot_id="7", hot_share=0.41)
     sums = Sums((trainer(step_ms=60),), waits(1.5, 29.0), tables=(TableLoad("even", {0: 500, 1: 500}), table))

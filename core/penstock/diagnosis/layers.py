@@ -105,7 +105,7 @@ def _odd_operator(case: Case, one: Trainer) -> Finding | None:
         if mean < ODD_OPERATOR * median or case.share(more) < NOTICED or (best and best.share > case.share(more)):
             continue
         sentence = (
-            f"`{op.name}`{where(op)} takes {ms(mean)}, {mean / median:.1f} times the median of its "
+            f"`{op.name}`{where(op)} takes {ms(mean)}, {mean / max(median, 1.0):.1f} times the median of its "
             f"{len(siblings) - 1} siblings of the same sizes: {percent(case.share(more))} of the step"
         )
         best = Finding(cause="operator", sentence=sentence, share=case.share(more), ms=more / 1e6, place=op.name,
