@@ -374,10 +374,17 @@ class Client:
     ) -> Node:
         """Cordon, uncordon or drain a node. `etag`: raises Conflict if it has changed since (`If-Match`).
 
-        `deadline_s`: of a drain, after which what still runs there is preempted; None: it is waited for.
+        `deadline_s`: of a drain, after which what still runs there is preempted; None: it is waited for. Raises
+        PeerError if the server is of a version without deadlines: it drains the node, and waits for what runs there.
         """
         body = {} if deadline_s is None else {"json": {"deadline_s": deadline_s}}
-        return cast(Node, self._json("POST", f"/nodes/{_segment(node_id)}:{what}", headers=_if_match(etag), **body))
+        answer = self._json("POST", f"/nodes/{_segment(node_id)}:{what}", headers=_if_match(etag), **body)
+        if deadline_s is not None and "drain_by" not in answer:
+            raise PeerError(
+                f"node {node_id} drains without the deadline of {deadline_s:g} s: the server at {self.url} is older "
+                "and waits for what runs there; upgrade it, or drain without a deadline and cancel the jobs"
+            )
+        return cast(Node, answer)
 
     def pilots(self) -> list[Pilot]:
         """Return the pilots of all clusters; none of a server that does not know them."""

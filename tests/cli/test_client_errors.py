@@ -112,6 +112,16 @@ def test_another_kind_of_server_is_recognised(answers: Answers, client: Client) 
         client.job("j1")
 
 
+def test_drain_deadline_that_an_older_server_ignores_is_an_error(answers: Answers, client: Client) -> None:
+    answers.then(202, {"id": "n1", "state": "DRAINING"})
+    with pytest.raises(PeerError, match=r"n1 drains without the deadline of 60 s: .* is older and waits") as caught:
+        client.want_node("n1", "drain", deadline_s=60)
+    assert exit_of(caught.value) is Exit.UNAVAILABLE
+    assert client.want_node("n1", "drain")["state"] == "DRAINING"
+    answers.queue = [(202, json.dumps({"id": "n1", "drain_by": None}).encode())]
+    assert client.want_node("n1", "drain", deadline_s=0)["id"] == "n1"
+
+
 def test_pages_are_followed_to_the_last(answers: Answers, client: Client) -> None:
     answers.then(200, {"items": [{"id": "1"}, {"id": "2"}], "next_page_token": "more"})
     answers.then(200, {"items": [{"id": "3"}], "next_page_token": None})
