@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PeerError
@@ -172,6 +172,7 @@ def test_every_row_of_a_process_that_ends_is_accounted_for(course: list[tuple[ob
 
 
 @settings(deadline=None, max_examples=60)
+@example([(Job.produce, 3), (Job.report, 1), (Job.to_agent, 2), (Job.to_server, 2), (Job.server_is_killed, 1)])
 @given(courses)
 def test_counts_of_a_killed_process_are_lower_bounds_since_then(course: list[tuple[object, int]]) -> None:
     job = Job()

@@ -291,8 +291,8 @@ def account(
     agent = sum(rows.get(kind, 0) for rows in counts.agents.values())
     by_agent = min(agent, max(lost, 0))
     since = max(recorded.get(kind, 0) + sum(here.values()) - counts.received.get(kind, 0), 0) + agent - by_agent
-    if lost < 0 and _num_open(counts) > 1:
-        since -= lost  # of a process whose own report has not come yet, or never will
+    if lost < 0 and _is_open(counts):
+        since -= lost  # no report counts these yet: another process's, or behind one that a killed server got again
     left = max(total.held - since, 0)
     dropped = {**total.dropped, **here, "agent_buffer_full": agent, "connection": max(lost, 0) - by_agent}
     dropped["process_ended"] = left if ended else 0
@@ -334,8 +334,8 @@ def _without_held(report: Report) -> Report:
     return replace(report, produced=produced, held={})
 
 
-def _num_open(counts: StreamCounts) -> int:
-    return sum(not one.final for one in counts.reports.values())
+def _is_open(counts: StreamCounts) -> bool:
+    return any(not one.final for one in counts.reports.values())
 
 
 def unknown_since_ms(counts: StreamCounts, *, ended: bool) -> int | None:
