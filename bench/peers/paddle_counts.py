@@ -41,7 +41,7 @@ def _data(batch: Batch, case: CountCase) -> dict[str, Any]:
     }
 
 
-def told(case: ObjectCase) -> Numbers:
+def answered(case: ObjectCase) -> Numbers:
     """What the metric says after each update."""
     seen = [case.updates[: n + 1] for n in range(len(case.updates))]
     if case.formula:

@@ -309,7 +309,7 @@ _RUNS: Mapping[str, Callable[[Any], Numbers]] = {
     "filled": paddle_fills.filled,
     "drawn": paddle_fills.drawn,
     "counts": paddle_counts.count,
-    "objects": paddle_counts.told,
+    "objects": paddle_counts.answered,
     "evaluated": paddle_counts.evaluated,
 }
 
