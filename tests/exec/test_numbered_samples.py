@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import penstock as fluid
 from penstock.errors import FeedError, ReaderError, SpecError
@@ -89,6 +90,52 @@ def test_lists_need_no_inputs() -> None:
 def test_an_error_of_a_sample_names_its_cause(workers: int) -> None:
     made = loader(batch_sampler=[[0], [99]], num_workers=workers)
     with pytest.raises(ReaderError, match=r"LookupError[\s\S]*no sample 99"):
+        list(made)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_values_by_name_come_whether_arrays_or_tensors(workers: int, shares: bool) -> None:
+    def collate(samples: list[Any]) -> dict[str, Any]:
+        weight = torch.ones(1, requires_grad=True)  # so that a product is no leaf, which torch does not send
+        return {
+            "process": np.stack([s[1] for s in samples]),
+            "x": weight * torch.tensor(np.stack([s[0] for s in samples])),
+        }
+
+    made = loader(batch_size=5, collate_fn=collate, num_workers=workers, use_shared_memory=shares, timeout=20 * workers)
+    feeds = list(made)
+    assert rows(feeds) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert {np.asarray(feed["process"]).dtype for feed in feeds} == {np.dtype("int64")}
+    lists = fluid.io.DataLoader(
+        Samples(),
+        return_list=True,
+        batch_size=5,
+        num_workers=workers,
+        collate_fn=lambda s: {"a": s[0][0], "b": s[0][1]},
+    )
+    assert [[np.asarray(value).shape for value in feed] for feed in lists] == [[(3,), (1,)]] * 2
+
+
+def raises_unsendable(samples: list[Any]) -> Any:
+    class Local(Exception):
+        pass
+
+    raise Local("of a function")
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize(
+    ("collate", "said"),
+    [
+        (lambda samples: [memoryview(b"12"), [[0]]], r"\['list', 'memoryview'\] that cannot be pickled"),
+        (lambda samples: {"x": np.zeros((1, 3)), "process": lambda: 0}, "'function'.* that cannot be pickled"),
+        (raises_unsendable, "Local: of a function"),
+    ],
+)
+def test_what_cannot_be_pickled_is_an_error_of_the_batch(collate: Any, said: str, shares: bool) -> None:
+    made = loader(collate_fn=collate, num_workers=1, use_shared_memory=shares, timeout=20)
+    with pytest.raises(ReaderError, match=said):
         list(made)
 
 

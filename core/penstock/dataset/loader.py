@@ -8,11 +8,11 @@ is split over the replicas of such a program, as a feed is. Source: fluid.io.Dat
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
 from penstock.dataset.dataset_base import Dataset
@@ -21,6 +21,7 @@ from penstock.dataset.loader_base import BatchLoader, Feed, Made, places_of
 from penstock.dataset.memory import InMemoryDataset
 from penstock.dataset.samples import BatchSampler, default_collate_fn
 from penstock.dataset.slots import feed_of
+from penstock.dataset.worker_batches import Values, WorkerBatches, as_it_is, begin_worker
 from penstock.errors import SpecError
 
 _log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class DataLoader(BatchLoader):
         batch_size: int | None = 1,
         shuffle: bool = False,
         drop_last: bool = False,
-        collate_fn: Callable[[list[Any]], Sequence[Any]] | None = None,
+        collate_fn: Callable[[list[Any]], Values] | None = None,
         num_workers: int = 0,
         use_buffer_reader: bool = True,
         use_shared_memory: bool = True,
@@ -95,8 +96,9 @@ class DataLoader(BatchLoader):
         `places`: an item is then a list, a feed for each place; what is fewer at the end is left out, as in Fluid, and
         logged. None, which Fluid refuses: an item is a feed. `return_list`: a feed is a list, not a dict by the names
         of `feed_list`, which may then be None. `batch_sampler`: gives lists of numbers, instead of `batch_size`,
-        `shuffle` and `drop_last` (see BatchSampler). `collate_fn`: a value for each input, of a list of samples; by
-        default they are stacked. `num_workers`: processes that load, forked when a pass begins; 0: a thread does.
+        `shuffle` and `drop_last` (see BatchSampler). `collate_fn`: a value for each input, in their order or by their
+        names, of a list of samples; by default they are stacked. `num_workers`: processes that load, forked when a pass
+        begins; 0: a thread does. What they make is pickled, tensors are detached.
         `timeout` (seconds): how long a batch of them may take, 0: any time. `worker_init_fn`: called in each of them
         with its number. `use_shared_memory`: their arrays come through shared memory, not through a pipe.
         `use_buffer_reader` changes nothing: batches are always made ahead.
@@ -163,27 +165,35 @@ class DataLoader(BatchLoader):
         for values in self._of_workers() if self.num_workers else self._of_this_process():
             yield Made(self._of_values(values))
 
-    def _of_this_process(self) -> Iterator[Sequence[Any]]:
+    def _of_this_process(self) -> Iterator[Values]:
         for numbers in self.batch_sampler:
             yield self.collate_fn([self.dataset[number] for number in numbers])
 
-    def _of_workers(self) -> Iterator[Sequence[Any]]:
-        sampler: Any = self.batch_sampler  # torch asks for lists, and takes sequences
+    def _of_workers(self) -> Iterator[Values]:
+        made: Any = WorkerBatches(self.dataset, self.collate_fn, self._shares)  # torch asks for a Dataset of its own
+        sampler: Any = self.batch_sampler  # and for lists, and takes sequences
+        init = self._worker_init
         batches = torch.utils.data.DataLoader(
-            self.dataset,
-            batch_sampler=sampler,
+            made,
+            sampler=sampler,
+            batch_size=None,
             num_workers=self.num_workers,
-            collate_fn=partial(_shared, self.collate_fn) if self._shares else self.collate_fn,
+            collate_fn=as_it_is,
             timeout=self._timeout_s,
-            worker_init_fn=self._worker_init,
+            worker_init_fn=None if init is None else partial(begin_worker, init),
             multiprocessing_context="fork",  # functions and classes of a script, which no other way passes
         )
-        for values in batches:
-            yield [value.numpy() if isinstance(value, torch.Tensor) else value for value in values]
+        try:
+            for batch in batches:
+                yield batch.values()
+        except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # else it has torch's iterator, which ends the processes
+            raise
 
-    def _of_values(self, values: Sequence[Any]) -> Feed:
+    def _of_values(self, values: Values) -> Feed:
         if self.feed_list is None:
-            return {str(place): self._check_input_array(value) for place, value in enumerate(values)}
+            found = values.values() if isinstance(values, Mapping) else values
+            return {str(place): self._check_input_array(value) for place, value in enumerate(found)}
         return feed_of_values(self.feed_list, values, "the data set")
 
     @property
@@ -202,11 +212,3 @@ def _sampler(
             "these itself"
         )
     return sampler
-
-
-def _shared(collate: Callable[[list[Any]], Sequence[Any]], samples: list[Any]) -> list[Any]:
-    """In a process that loads: return the batch with arrays as tensors, which torch sends through shared memory."""
-    return [
-        torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) and value.ndim else value
-        for value in collate(samples)
-    ]
