@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -138,6 +140,31 @@ def test_one_step_is_the_optimizer_itself() -> None:
     assert str(merged.main) == str(Model(OPTIMIZERS["Adam"]()).main)
 
 
+def test_k_steps_may_be_a_number_of_numpy() -> None:
+    merged = Model(fluid.optimizer.GradientMergeOptimizer(OPTIMIZERS["Adam"](), np.int64(K)))
+    assert str(merged.main) == str(Model(fluid.optimizer.GradientMergeOptimizer(OPTIMIZERS["Adam"](), K)).main)
+
+
+def pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))  # noqa: S301 - of this test
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda inner: fluid.optimizer.GradientMergeOptimizer(inner, K),
+        lambda inner: decorate(inner, dtype="bfloat16"),
+        fluid.optimizer.RecomputeOptimizer,
+    ],
+)
+def test_a_wrapper_can_be_copied_and_pickled(wrapped: Callable[[Any], Any], copied: Callable[[Any], Any]) -> None:
+    made = copied(wrapped(fluid.optimizer.Momentum(0.1, 0.75)))
+    assert (type(made), made._momentum) == (type(wrapped(fluid.optimizer.SGD(0.1))), 0.75)
+    with pytest.raises(AttributeError, match="no attribute '__of_no_class__'"):
+        made.__of_no_class__  # noqa: B018 - it is asked for
+
+
 def test_a_saved_training_goes_on_between_two_updates(tmp_path: Any) -> None:
     first, second = (Model(fluid.optimizer.GradientMergeOptimizer(OPTIMIZERS["Adam"](), K)) for _ in range(2))
     given = batches()
@@ -155,6 +182,8 @@ def test_a_saved_training_goes_on_between_two_updates(tmp_path: Any) -> None:
     ("make", "said"),
     [
         (lambda: fluid.optimizer.GradientMergeOptimizer(fluid.optimizer.SGD(0.1), 0), "k_steps is 0"),
+        (lambda: fluid.optimizer.GradientMergeOptimizer(fluid.optimizer.SGD(0.1), True), "k_steps is True"),
+        (lambda: fluid.optimizer.GradientMergeOptimizer(fluid.optimizer.SGD(0.1), 2.0), "k_steps is 2.0"),
         (lambda: fluid.optimizer.GradientMergeOptimizer(None), "is given None"),
         (
             lambda: fluid.optimizer.GradientMergeOptimizer(fluid.optimizer.DGCMomentumOptimizer(0.1, 0.9, 1)),

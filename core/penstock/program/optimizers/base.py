@@ -88,6 +88,16 @@ class Minimizer:
         raise NotImplementedError
 
 
+def attribute_of_inner(wrapper: Minimizer, name: str) -> Any:
+    """Return an attribute that a wrapper has from its inner optimizer, `_optimizer`.
+
+    Raises AttributeError for names of Python's protocols, and while there is none yet, as in a copy that is being made.
+    """
+    if name == "_optimizer" or (name.startswith("__") and name.endswith("__")):
+        raise AttributeError(f"{type(wrapper).__name__!r} object has no attribute {name!r}", name=name, obj=wrapper)
+    return getattr(wrapper._optimizer, name)  # type: ignore[attr-defined]  # of every wrapper
+
+
 class Optimizer(Hooks, Minimizer):
     """Base: see the module. `_states`: name -> first value of what is kept beside each parameter.
 

@@ -10,15 +10,17 @@ Source: GradientMergeOptimizer of Paddle 2.6 (incubate.optimizer), which refuses
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from penstock.errors import ProgramError
 from penstock.program.ir import Role
 from penstock.program.operator_types import BlockOperator
-from penstock.program.optimizers.base import Minimizer, Optimizer, Pair, State
+from penstock.program.optimizers.base import Minimizer, Optimizer, Pair, State, attribute_of_inner
 from penstock.program.optimizers.compressed import DGCMomentumOptimizer
 from penstock.program.optimizers.derived import is_derived
 from penstock.program.program import Program
@@ -98,11 +100,12 @@ class GradientMergeOptimizer(Minimizer):
     def _set_k_steps(self, k_steps: int) -> None:
         """Set after how many runs there is an update (Paddle's name)."""
         given: Any = k_steps
-        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        number = 0 if isinstance(given, (bool, np.bool_)) or not hasattr(given, "__index__") else operator.index(given)
+        if number < 1:
             raise ProgramError(
                 f"{user_line()}: GradientMergeOptimizer: k_steps is {given!r}; expected a positive number of runs"
             )
-        self._k_steps = k_steps
+        self._k_steps = number
 
     def _set_avg(self, avg: bool) -> None:
         """Set whether the gradients of the runs are averaged, or summed (Paddle's name)."""
@@ -129,7 +132,7 @@ class GradientMergeOptimizer(Minimizer):
         return made
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)
+        return attribute_of_inner(self, name)
 
 
 def _innermost(optimizer: Any) -> Optimizer:

@@ -13,7 +13,7 @@ from penstock.errors import ProgramError
 from penstock.log import warn_once
 from penstock.program.ir import Role
 from penstock.program.operator_types import BlockOperator
-from penstock.program.optimizers.base import Minimizer, Pair
+from penstock.program.optimizers.base import Minimizer, Pair, attribute_of_inner
 from penstock.program.program import Program
 from penstock.program.record.context import program_guard
 from penstock.program.record.source import user_line
@@ -82,4 +82,4 @@ class RecomputeOptimizer(Minimizer):
         raise ProgramError(f"{user_line()}: RecomputeOptimizer.load: load its variables by fluid.io.load_persistables")
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)
+        return attribute_of_inner(self, name)

@@ -13,7 +13,7 @@ import torch
 
 from penstock.errors import SpecError
 from penstock.program.operator_types import BlockOperator
-from penstock.program.optimizers.base import Minimizer, Optimizer, Pair
+from penstock.program.optimizers.base import Minimizer, Optimizer, Pair, attribute_of_inner
 from penstock.program.optimizers.compressed import DGCMomentumOptimizer
 from penstock.program.precision.halves import in_half
 from penstock.program.precision.lists import AutoMixedPrecisionLists
@@ -85,7 +85,7 @@ class OptimizerWithMixedPrecision(Minimizer):
         return made
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)
+        return attribute_of_inner(self, name)
 
 
 def _innermost(optimizer: Any) -> Optimizer:
