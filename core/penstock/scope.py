@@ -18,6 +18,7 @@ from penstock.errors import FeedError, ProgramError
 from penstock.program.expr import Expr
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
+from penstock.program.pruning import counted_as
 
 _LOOKUP = "penstock.lookup_table.default"
 _CPU = torch.device("cpu")
@@ -101,19 +102,22 @@ class Scope:
         self._kids.clear()
 
     def next_step(self, program: Program) -> int:
-        """Return the number of this run of `program` (from 0) and count it. Any thread: each number is given once."""
+        """Return the number of this run of `program` (from 0) and count it. Any thread: each number is given once.
+
+        A copy that takes a Program's place in some runs counts on with its steps (`Program.run_as`).
+        """
         with self._counting:
-            step = self._steps.get(program, 0)
-            self._steps[program] = step + 1
+            step = self.steps(program)
+            self.set_steps(program, step + 1)
         return step
 
     def steps(self, program: Program) -> int:
         """Return how often `program` has run here."""
-        return self._steps.get(program, 0)
+        return self._steps.get(counted_as(program), 0)
 
     def set_steps(self, program: Program, steps: int) -> None:
         """Let the next run of `program` be number `steps` (after a load)."""
-        self._steps[program] = steps
+        self._steps[counted_as(program)] = steps
 
 
 class ScopeVariable:

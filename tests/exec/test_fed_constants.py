@@ -61,3 +61,24 @@ def test_a_fed_constant_has_its_sizes(program: Any) -> None:
 def test_what_is_no_constant_cannot_be_fed(program: Any, name: str) -> None:
     with pytest.raises(FeedError, match="makes it, so it cannot be fed"):
         run(program, {program.made[name].name: np.zeros(1, "float32")})
+
+
+@pytest.mark.parametrize("compiles", [False])
+@pytest.mark.parametrize("seed", [0, 3])
+def test_runs_with_and_without_a_fed_constant_draw_by_one_count(seed: int, compiles: bool) -> None:
+    with fluid.program_guard(fluid.Program(seed=seed), fluid.Program()):
+        factor = fluid.layers.fill_constant([1], "float32", 1.0)
+        out = fluid.layers.dropout(fluid.data("x", [None, 64]), 0.5) * factor
+        main = fluid.default_main_program()
+    program: Any = fluid.CompiledProgram(main).with_data_parallel(places=[fluid.CPUPlace()]) if compiles else main
+    exe, x, scope = fluid.Executor(), np.ones((1, 64), "float32"), fluid.Scope()
+
+    def mask(feed: dict[str, Any], scope: fluid.Scope) -> bytes:
+        found: bytes = exe.run(program, {"x": x, **feed}, [out], scope=scope)[0].tobytes()
+        return found
+
+    fed = {factor.name: np.ones(1, "float32")}
+    mixed = [mask(feed, scope) for feed in ({}, fed, {}, fed, fed)]
+    assert len(set(mixed)) == len(mixed) == scope.steps(main)
+    scope.set_steps(main, 0)
+    assert [mask({}, scope) for _ in mixed] == mixed

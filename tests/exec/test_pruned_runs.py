@@ -90,6 +90,25 @@ def test_gradients_are_run_as_far_as_they_are_fetched() -> None:
     np.testing.assert_allclose(gradient, wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("seed", [0, 3])
+def test_runs_of_every_cut_draw_as_runs_of_the_program(seed: int) -> None:
+    with fluid.program_guard(fluid.Program(seed=seed), fluid.Program()):
+        kept = layers.dropout(fluid.data("x", [None, 64]), 0.5)
+        more, main = kept + 1.0, fluid.default_main_program()
+    executor, feed = fluid.Executor(), {"x": np.ones((1, 64), "float32")}
+
+    def masks(scope: fluid.Scope, prunes: bool) -> list[bytes]:
+        wanted = [[kept], [more, kept], [kept], [more, kept]]
+        runs = [
+            executor.run(main, feed, one, scope=scope, use_prune=prunes and at > 0) for at, one in enumerate(wanted)
+        ]
+        return [found[-1].tobytes() for found in runs]
+
+    cut, scope = masks(fluid.Scope(), prunes=True), fluid.Scope()
+    assert cut == masks(scope, prunes=False)
+    assert len(set(cut)) == len(cut) == scope.steps(main)
+
+
 def test_a_compiled_program_is_not_cut() -> None:
     training = Training()
     compiled: Any = fluid.CompiledProgram(training.main).with_data_parallel(training.loss.name)

@@ -24,6 +24,7 @@ from penstock.program.expr import Expr, evaluate
 from penstock.program.ir import Guard, Role, VarDesc, unknown_variable
 from penstock.program.kernels import bind_symbols
 from penstock.program.program import Program
+from penstock.program.pruning import counted_as
 from penstock.program.sequences import STEPS, batch_symbol, is_declared_size, is_ragged, is_rows_of_positions
 
 Feed = Mapping[str, Any] | Sequence[Any] | None
@@ -174,11 +175,12 @@ def takes_from_reader(program: Program, feed: Any) -> bool:
 
 
 def resolved_seed(program: Program) -> int:
-    """Return the Program's seed; 0 becomes a fresh one that stays with the Program."""
+    """Return the Program's seed; 0 becomes a fresh one that stays with the Program as which runs are counted."""
     if program.seed == 0:
-        if not program.fresh_seed:
-            program.fresh_seed = int.from_bytes(os.urandom(4), "little") | 1
-        return program.fresh_seed
+        counted = counted_as(program)
+        if not counted.fresh_seed:
+            counted.fresh_seed = int.from_bytes(os.urandom(4), "little") | 1
+        return counted.fresh_seed
     return program.seed
 
 

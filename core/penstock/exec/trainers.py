@@ -25,6 +25,7 @@ from penstock.graph.across import EXCHANGES, GATHERS, MINE, STEP, SUMS, Across
 from penstock.graph.ssa import Graph
 from penstock.program.ir import Operator
 from penstock.program.program import Program
+from penstock.program.pruning import counted_as
 from penstock.scope import Scope, tensor_of
 
 
@@ -134,7 +135,7 @@ class SharedSteps:
         seed = torch.tensor([resolved_seed(program)])
         self._group.broadcast([*(tensor_of(scope, program, name) for name in names), seed])
         if not program.seed:
-            program.fresh_seed = int(seed)
+            counted_as(program).fresh_seed = int(seed)
         scope.written_by(self)
         self._begun = True
 

@@ -130,6 +130,7 @@ class Program(Structure):
 
     `captured`: values of tensors that were taken from outside, by variable name.
     `num_scopes`: how often a name scope was opened, by what is around it and its name.
+    `run_as`: for a copy that takes a Program's place in some runs: the Program whose steps and seed these have.
     `memory_mark`: the arguments of `memory_optimize`, if it was called; no part of the text.
     `reader`: the DataLoader that runs take their batches from, if there is one; no part of the text.
     `after_steps_without_rows`: by owner, called after a step that this process takes part in without data of its own.
@@ -142,6 +143,7 @@ class Program(Structure):
     num_scopes: dict[tuple[str, str], int] = field(default_factory=dict, repr=False)
     revision: int = 0
     fresh_seed: int = 0
+    run_as: Program | None = field(default=None, repr=False)
     memory_mark: MemoryMark | None = field(default=None, repr=False)
     reader: Any = field(default=None, repr=False)
     after_steps_without_rows: dict[object, Callable[[], None]] = field(default_factory=dict, repr=False, init=False)

@@ -47,18 +47,23 @@ def constants_among(program: Program, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(n for n in names if n in made and not program.variables[n].persistable and n not in written)
 
 
+def counted_as(program: Program) -> Program:
+    """Return the Program whose steps and fresh seed runs of this one have: itself, if it takes no other one's place."""
+    return program if program.run_as is None else program.run_as
+
+
 def with_fed_constants(program: Program, names: Sequence[str]) -> Program:
-    """Return a copy in which these constants are inputs, with the program's seed."""
+    """Return a copy in which these constants are inputs; its runs are counted as the program's, and have its seed."""
     operators = [op for op in program.operators if not set(op.output_names()) & set(names)]
     copy = cut_down(program, operators, set(program.variables))
     for name in names:
         copy.variables[name] = replace(copy.variables[name], feed=True)
-    copy.fresh_seed = program.fresh_seed
+    copy.run_as = counted_as(program)
     return copy
 
 
 def pruned_for(program: Program, targets: Sequence[str]) -> Program:
-    """Return a copy that makes the targets and nothing else, with the program's seed."""
+    """Return a copy that makes the targets alone; its runs are counted as the program's, and have its seed."""
     copy = cut_down(program, *needed_for(program, targets))
-    copy.fresh_seed = program.fresh_seed
+    copy.run_as = counted_as(program)
     return copy
