@@ -135,6 +135,17 @@ def test_scaled_gradients_are_divided_before_they_are_merged() -> None:
     assert_same(after, whole.run(batch), ROUNDING)
 
 
+def test_slow_parameters_are_put_around_merging() -> None:
+    sgd, slow = fluid.optimizer.SGD, fluid.optimizer.LookaheadOptimizer
+    whole = Model(slow(sgd(0.1), k=2))
+    merged = Model(slow(fluid.optimizer.GradientMergeOptimizer(sgd(0.1), K), k=2 * K))
+    given = batches()
+    for number, batch in enumerate(given):
+        after = merged.run(batch)
+        if (number + 1) % K == 0:
+            assert_same(after, whole.run(together(given[number + 1 - K : number + 1])), ROUNDING)
+
+
 def test_one_step_is_the_optimizer_itself() -> None:
     merged = Model(fluid.optimizer.GradientMergeOptimizer(OPTIMIZERS["Adam"](), 1))
     assert str(merged.main) == str(Model(OPTIMIZERS["Adam"]()).main)
@@ -188,6 +199,12 @@ def test_a_saved_training_goes_on_between_two_updates(tmp_path: Any) -> None:
         (
             lambda: fluid.optimizer.GradientMergeOptimizer(fluid.optimizer.DGCMomentumOptimizer(0.1, 0.9, 1)),
             "cannot merge for DGCMomentumOptimizer",
+        ),
+        (
+            lambda: fluid.optimizer.GradientMergeOptimizer(
+                fluid.optimizer.LookaheadOptimizer(fluid.optimizer.SGD(0.1))
+            ),
+            r"merge inside it: LookaheadOptimizer\(GradientMergeOptimizer\(inner, k_steps\), alpha, k\)",
         ),
     ],
 )

@@ -16,7 +16,7 @@ from penstock.io.fluid.schema import message
 from penstock.program.framework.kinds.table import KINDS
 from penstock.scope import Scope
 
-FIELDS = ((bool, 6, "b"), (int, 0, "i"), (float, 1, "f"), (str, 2, "s"))
+FIELDS = ((bool, 6, "b"), (int, 0, "i"), (float, 1, "f"), (str, 2, "s"), (list, 3, "ints"))
 INT32, INT64, FLOAT32 = 2, 3, 5
 X = np.array([[[3.0, -1.0, 2.0], [0.5, 7.0, -4.0]]], np.float32)
 
@@ -34,7 +34,8 @@ def add_op(
             slots.add(parameter=slot, arguments=names)
     for name, value in attrs.items():
         number, field = next((n, f) for type_, n, f in FIELDS if isinstance(value, type_))
-        setattr(op.attrs.add(name=name, type=number), field, value)
+        attr = op.attrs.add(name=name, type=number)
+        getattr(attr, field).extend(value) if isinstance(value, list) else setattr(attr, field, value)
 
 
 def write_model(
@@ -78,6 +79,16 @@ def test_attributes_are_honoured(kind: str, attrs: Mapping[str, Any], expected: 
     (found,) = ran(tmp_path, kind, attrs)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert found.dtype == expected.dtype
+
+
+def test_a_constant_is_the_number_in_its_text(tmp_path: Path) -> None:
+    # Fluid writes both: value is a float32, which has no 2^24 + 1
+    attrs = {"shape": [2], "dtype": INT64, "value": 2.0**24, "str_value": str(2**24 + 1)}
+    write_model(tmp_path, "fill_constant", [], {"Out": "out"}, attrs)
+    with fluid.scope_guard(Scope()):
+        program, _, fetches = fluid.io.load_inference_model(tmp_path, None)
+        (found,) = fluid.Executor().run(program, {"x": X}, fetches)
+    np.testing.assert_array_equal(found, np.full(2, 2**24 + 1, np.int64))
 
 
 def test_the_smallest_of_another_axis_are_found(tmp_path: Path) -> None:

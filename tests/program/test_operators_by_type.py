@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,8 @@ from tools import fluid_operators
 import penstock as fluid
 from penstock.errors import ProgramError
 from penstock.io.fluid.schema import DTYPES
-from penstock.program.framework.kinds.call import REQUIRED
+from penstock.program.framework.kinds import detections, elements, losses, products, sequences, shapes, updates
+from penstock.program.framework.kinds.call import REQUIRED, Call
 from penstock.program.framework.kinds.table import KINDS
 
 PROTOS: dict[str, tuple[list[str], list[str], dict[str, Any]]] = json.loads(
@@ -140,6 +142,135 @@ def test_what_a_type_does_not_have_is_refused(
     made = {slot: block.create_var(dtype="float32") for slot in outputs}
     with pytest.raises(ProgramError, match=f"operator '{type_}' has .*{said}"):
         block.append_op(type=type_, inputs=dict.fromkeys(inputs, x), outputs=made, attrs=attrs)
+
+
+class Anything:
+    """A variable, or a module: its attributes and results are itself, and it has no elements."""
+
+    shape = (2,) * 5
+
+    def __getattr__(self, name: str) -> Anything:
+        return self
+
+    def __call__(self, *given: object, **named: object) -> Anything:
+        return self
+
+    def __iter__(self) -> Iterator[Anything]:
+        return iter(())
+
+    def __exit__(self, *error: object) -> None:
+        """Let errors through."""
+
+    __enter__ = __getitem__ = __add__ = __sub__ = __mul__ = __call__
+
+
+class Reading(Call):
+    """A call whose variables are anything; `read`: the slots that it is asked for. `bare`: without optional inputs."""
+
+    def __init__(self, type_: str, read: set[str], *, bare: bool) -> None:
+        kind, one = KINDS[type_], Anything()
+        unset = {name: one if value is REQUIRED else value for name, value in kind.attrs.items()}
+        inputs = {slot.rstrip("?*"): [one] for slot in kind.inputs.split() if not (bare and slot.endswith("?"))}
+        super().__init__(type_, inputs, {**unset, **BRANCHES.get(type_, {})}, {s: [one] for s in kind.output_slots})
+        object.__setattr__(self, "read", read)
+
+    def optional(self, slot: str) -> Any:
+        self.read.add(slot)  # type: ignore[attr-defined]  # set above, of a frozen class
+        return super().optional(slot)
+
+    def many(self, slot: str) -> list[Any]:
+        self.read.add(slot)  # type: ignore[attr-defined]
+        return super().many(slot)
+
+
+BRANCHES = {"auc": {"slide_steps": 0}}  # what has to be given to get past a refusal
+UNREAD = {"accuracy": {"Out"}}  # Fluid does not read it either
+
+
+def test_every_listed_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (detections, elements, losses, products, sequences, shapes, updates):
+        for name in {"layers", "torch", "F"} & set(vars(module)):
+            monkeypatch.setattr(module, name, Anything())
+    unread = {}
+    for type_, kind in KINDS.items():
+        read: set[str] = set()
+        for bare in (False, True):
+            with contextlib.suppress(Exception):  # anything is no variable; slots not reached are unread
+                kind.make(Reading(type_, read, bare=bare))
+        if missing := set(kind.input_slots) - read:
+            unread[type_] = missing
+    assert unread == UNREAD
+
+
+@pytest.mark.parametrize(("type_", "slot"), [("dropout", "Seed"), ("batch_norm", "MomentumTensor")])
+def test_an_input_of_training_is_refused_unless_at_rest(type_: str, slot: str) -> None:
+    x, block = fluid.layers.data("x", [3]), fluid.default_main_program().global_block()
+    state = {
+        name: fluid.layers.create_global_var([3], 1.0, "float32", persistable=True, name=name)
+        for name in ("Mean", "Variance")
+        if type_ == "batch_norm"
+    }
+    inputs, out = {"X": x, **state, slot: fluid.layers.fill_constant([1], "float32", 0.5)}, KINDS[type_].made[0]
+    made = block.create_var(name="made", dtype="float32")
+    with pytest.raises(ProgramError, match=f"operator '{type_}' has input '{slot}' while training .*; that is not"):
+        block.append_op(type=type_, inputs=inputs, outputs={out: made}, attrs={})
+    block.append_op(type=type_, inputs=inputs, outputs={out: made}, attrs={"is_test": True})
+    (found,) = run([made], {"x": X})
+    expected = X * np.float32(0.5) if type_ == "dropout" else (X - 1.0) / np.sqrt(1.0 + 1e-5)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+NUMBERS = [
+    ("int64", "9007199254740993", 2**53 + 1), ("int64", "-3", -3), ("int32", "4.0", 4), ("float32", "0.1", 0.1),
+    ("float64", "16777217", 2.0**24 + 1), ("float32", "inf", np.inf), ("float32", "-inf", -np.inf),
+    ("float32", "nan", np.nan), ("bool", "1.0", True), ("float32", "", 7.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "text", "expected"), NUMBERS)
+def test_a_number_in_words_wins_over_a_value(dtype: str, text: str, expected: Any) -> None:
+    block, start = (p.global_block() for p in (fluid.default_main_program(), fluid.default_startup_program()))
+    attrs = {"shape": [2], "dtype": dtype, "value": 7.0, "str_value": text}
+    x, made = fluid.layers.data("x", [3]), [block.create_var(dtype=dtype) for _ in range(2)]
+    block.append_op(type="fill_constant", inputs={}, outputs={"Out": made[0]}, attrs=attrs)
+    block.append_op(type="fill_constant_batch_size_like", inputs={"Input": x}, outputs={"Out": made[1]}, attrs=attrs)
+    state = block.create_var(name="state", shape=[2], dtype=dtype, persistable=True)
+    held = start.create_var(name="state", shape=[2], dtype=dtype, persistable=True)
+    start.append_op(type="fill_constant", inputs={}, outputs={"Out": held}, attrs=attrs)
+    for found in run([*made, state], {"x": X}):
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, np.full(len(found), expected, dtype))
+
+
+@pytest.mark.parametrize(("dtype", "text"), [("int64", "nan"), ("int64", "-inf"), ("float32", "seven"), ("bool", "")])
+def test_a_text_that_is_no_number_is_refused(dtype: str, text: str) -> None:
+    block = fluid.default_main_program().global_block()
+    made, attrs = block.create_var(dtype=dtype), {"shape": [2], "dtype": dtype, "str_value": text or "yes"}
+    with pytest.raises(ProgramError, match=f"operator 'fill_constant' has str_value=.*; expected a number of {dtype}"):
+        block.append_op(type="fill_constant", inputs={}, outputs={"Out": made}, attrs=attrs)
+
+
+@pytest.mark.parametrize(("type_", "slot"), [("split", "Out"), ("unstack", "Y"), ("relu", "Out")])
+@pytest.mark.parametrize("given", [2, 5])
+def test_results_and_outputs_are_as_many(type_: str, slot: str, given: int) -> None:
+    block = fluid.default_main_program().global_block()
+    x = fluid.data("x", [4, 3], "float32")
+    outs, attrs = [block.create_var(dtype="float32") for _ in range(given)], {"num": 4, "axis": 0}
+    number = 1 if type_ == "relu" else 4
+    with pytest.raises(
+        ProgramError, match=f"operator '{type_}' is given {given} variables for its output '{slot}', and makes {number}"
+    ):
+        block.append_op(type=type_, inputs={"X": x}, outputs={slot: outs}, attrs={} if type_ == "relu" else attrs)
+    block.append_op(type="split", inputs={"X": x}, outputs={"Out": outs[:2]}, attrs={"num": 2})
+    np.testing.assert_array_equal(np.concatenate(run(outs[:2], {"x": X})), X)
+
+
+@pytest.mark.parametrize("value", [np.array([1, 2]), [np.array([1, 2])], (3, 4), torch.ones(2)])
+def test_an_unlisted_attribute_may_be_an_array(value: Any) -> None:
+    asked = [*KINDS["relu"].asks({}, {"grid": value, "Scale_x": value, "data_format": value})]
+    assert [text.split(" ", 2)[1] for text in asked] == ["'grid'", "'Scale_x'", "'data_format'"]
+    nothing = {"grid": np.array([]), "sides": np.int64(0), "Scale_x": np.array([1.0]), "parts": ()}
+    assert not [*KINDS["relu"].asks({}, nothing)]
 
 
 def test_parameters_are_inputs_of_any_origin() -> None:

@@ -62,11 +62,11 @@ class Constant:
     """Every element is `value`."""
 
     def __init__(self, value: float = 0.0, force_cpu: bool = False) -> None:
-        self.value = float(value)
+        self.value = value if type(value) is int else float(value)  # float64 has no integers between those above 2^53
 
     def operator(self, var: VarDesc, startup: Program) -> Operator:
         """Record `aten.full`."""
-        value: Arg = self.value if "float" in var.dtype else int(self.value)
+        value: Arg = float(self.value) if "float" in var.dtype else int(self.value)
         op = _operator("aten.full.default", (_shape(var), value), var, startup)
         return Operator(
             op.name, op.type, op.args, op.outputs, (("dtype", TorchConst("dtype", var.dtype)),), source=var.source

@@ -15,6 +15,7 @@ import torch
 
 from penstock.errors import ProgramError
 from penstock.program import layers
+from penstock.program.framework.kinds.shapes import number_of
 from penstock.program.framework.kinds.table import KINDS, Slots, recorded, similar
 from penstock.program.initializers import Constant, Initializer, Normal, TruncatedNormal, Uniform
 from penstock.program.ir import Role, VarDesc
@@ -28,11 +29,12 @@ from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, dtype_named
 from penstock.program.training.parameters import ParamAttr
 
-_INITIALISERS: dict[str, Callable[[Mapping[str, Any]], Initializer]] = {
-    "fill_constant": lambda a: Constant(a.get("value", 0.0)),
-    "uniform_random": lambda a: Uniform(a.get("min", -1.0), a.get("max", 1.0), a.get("seed", 0)),
-    "gaussian_random": lambda a: Normal(a.get("mean", 0.0), a.get("std", 1.0), a.get("seed", 0)),
-    "truncated_gaussian_random": lambda a: TruncatedNormal(a.get("mean", 0.0), a.get("std", 1.0), a.get("seed", 0)),
+# of an operator's attributes and the dtype of what it fills
+_INITIALISERS: dict[str, Callable[[Mapping[str, Any], str], Initializer]] = {
+    "fill_constant": lambda a, dtype: Constant(number_of("fill_constant", a, dtype)),
+    "uniform_random": lambda a, _: Uniform(a.get("min", -1.0), a.get("max", 1.0), a.get("seed", 0)),
+    "gaussian_random": lambda a, _: Normal(a.get("mean", 0.0), a.get("std", 1.0), a.get("seed", 0)),
+    "truncated_gaussian_random": lambda a, _: TruncatedNormal(a.get("mean", 0.0), a.get("std", 1.0), a.get("seed", 0)),
 }
 
 
@@ -129,7 +131,7 @@ class Writer:
         results = {slot: _handles(program, value) for slot, value in outputs.items()}
         first = next((handles[0] for handles in results.values() if handles), None)
         if type_ in _INITIALISERS and first is not None and first.persistable:
-            program.append(_INITIALISERS[type_](attrs).operator(first.desc, program))
+            program.append(_INITIALISERS[type_](attrs, first.desc.dtype).operator(first.desc, program))
             return block.ops[-1]
         kind = KINDS.get(type_)
         if kind is None:
@@ -160,11 +162,19 @@ def record_into(
 ) -> None:
     """Record an operator into the current Program, and let its outputs have the results.
 
-    `outputs`: variables, or what else `write(output, result)` takes. Raises ProgramError, see `kinds.table.recorded`.
+    `outputs`: variables, or what else `write(output, result)` takes. Raises ProgramError, see `kinds.table.recorded`,
+    and for a slot with another number of outputs than there are results.
     """
     read = {variable.name for variables in inputs.values() for variable in variables}
-    for slot, values in recorded(type_, inputs, outputs, attrs).items():
-        for out, value in zip(outputs.get(slot, ()), values, strict=False):
+    results = {slot: values for slot, values in recorded(type_, inputs, outputs, attrs).items() if outputs.get(slot)}
+    for slot, values in results.items():
+        if len(outputs[slot]) != len(values):
+            raise ProgramError(
+                f"{user_line()}: operator {type_!r} is given {len(outputs[slot])} variables for its output {slot!r}, "
+                f"and makes {len(values)}; give one variable for each"
+            )
+    for slot, values in results.items():
+        for out, value in zip(outputs[slot], values, strict=True):
             # what an operator returns as it is, a matrix that is flattened say, keeps its own name
             is_input = value.name in read and value.name != getattr(out, "name", out)
             write(out, layers.assign(value) if is_input else value)

@@ -20,6 +20,7 @@ import torch
 from penstock.errors import ProgramError
 from penstock.program.ir import Role
 from penstock.program.operator_types import BlockOperator
+from penstock.program.optimizers.averages import LookaheadOptimizer
 from penstock.program.optimizers.base import Minimizer, Optimizer, Pair, State, attribute_of_inner
 from penstock.program.optimizers.compressed import DGCMomentumOptimizer
 from penstock.program.optimizers.derived import is_derived
@@ -139,6 +140,11 @@ def _innermost(optimizer: Any) -> Optimizer:
     """Return the optimizer that records updates. Raises ProgramError for none, and for one that cannot be merged."""
     found = optimizer
     while not isinstance(found, Optimizer):
+        if isinstance(found, LookaheadOptimizer):
+            raise ProgramError(
+                f"{user_line()}: GradientMergeOptimizer cannot merge for LookaheadOptimizer, which follows the updates "
+                "of another one; merge inside it: LookaheadOptimizer(GradientMergeOptimizer(inner, k_steps), alpha, k)"
+            )
         found = getattr(found, "__dict__", {}).get("_optimizer")
         if found is None:
             raise ProgramError(

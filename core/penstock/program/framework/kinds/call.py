@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from penstock.errors import ProgramError
@@ -27,7 +28,7 @@ _WITHOUT_EFFECT = frozenset(
         "use_mkldnn", "use_cudnn", "use_quantizer", "mkldnn_data_type", "is_test", "workspace_size_MB", "infer_flags",
         "exhaustive_search", "in_dtype", "force_cpu", "place_type", "is_sparse", "remote_prefetch",
         "entry_config", "entry", "table_class", "table_names", "trainer_id", "slot", "grad_inplace", "epmap",
-        "height_sections", "numeric_stable_mode", "str_value", "fix_seed", "sorted", "use_addto",
+        "height_sections", "numeric_stable_mode", "fix_seed", "sorted", "use_addto",
         "allow_out_of_range", "lazy_mode", "min_row_size_to_use_multithread", "inplace",
         "im2col_step", "@ALL_KERNELS_MUST_COMPUTE_RUNTIME_SHAPE@", "overwrite",
     ]
@@ -84,12 +85,20 @@ class Kind:
                 yield f"attribute {name!r} {value!r}"
 
 
-def _asks_nothing(name: str, value: Any) -> bool:
+def _asks_nothing(name: str, given: Any) -> bool:
+    value = _plain(given)
     if name in _DEFAULTS:
         return value in _DEFAULTS[name]
     if name.lower().startswith("scale"):
         return value in (1.0, 0.0, [1.0], [])
     return value in _NEUTRAL
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and lists of them in the place of arrays, which do not compare to one truth."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,8 @@ def _dropout(call: Call) -> Any:
     x, prob, how = call.one("X"), call["dropout_prob"], call["dropout_implementation"]
     if call["is_test"]:
         return x * (1.0 - prob) if how == "downgrade_in_infer" else layers.assign(x)
+    if call.optional("Seed") is not None:
+        raise call.refuse("has input 'Seed' while training (masks follow from Program.random_seed)")
     seed = call["seed"] if call.attrs.get("fix_seed") else 0
     return layers.dropout(x, prob, seed=seed, dropout_implementation=how)
 

@@ -76,6 +76,9 @@ def _pool(call: Call) -> Any:
 
 
 def _batch_norm(call: Call) -> Any:
+    trains = not (call["is_test"] or call["use_global_stats"])
+    if trains and call.optional("MomentumTensor") is not None:
+        raise call.refuse("has input 'MomentumTensor' while training (give the attribute 'momentum')")
     return layers.batch_norm(
         call.one("X"), is_test=call["is_test"], momentum=call["momentum"], epsilon=call["epsilon"],
         param_attr=call.parameter("Scale"), bias_attr=call.parameter("Bias"), data_layout=call["data_layout"],

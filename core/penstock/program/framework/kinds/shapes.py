@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from penstock.errors import ProgramError
 from penstock.program import layers
 from penstock.program.framework.kinds.call import REQUIRED, Call, Kind, layer, like
 from penstock.program.layers.random import drawn
 from penstock.program.layers.sizes import sizes_in
+from penstock.program.record.source import user_line
 from penstock.program.record.variable import dtype_named
 
 
@@ -79,13 +81,36 @@ def _fill_like(call: Call) -> Any:
     return torch.full_like(x, call["value"], dtype=like(x, call.dtype()))
 
 
+def number_of(type_: str, attrs: Mapping[str, Any], dtype: Any) -> float:
+    """Return the number that an operator fills with: `str_value`, which is exact, unless it is empty, then `value`.
+
+    Raises ProgramError for a `str_value` that is no number of the dtype.
+    """
+    text, kind = str(attrs.get("str_value") or "").strip(), dtype_named(dtype)
+    if not text:
+        return attrs.get("value", 0.0)  # type: ignore[no-any-return]  # a number
+    try:
+        if kind.is_floating_point or kind is torch.bool:
+            return float(text) if kind.is_floating_point else int(float(text) != 0.0)
+        return int(text) if text.lstrip("+-").isdecimal() else int(float(text))
+    except (ValueError, OverflowError) as error:
+        raise ProgramError(
+            f"{user_line()}: operator {type_!r} has str_value={text!r}; expected a number of "
+            f"{str(kind).removeprefix('torch.')}, or an empty str_value and the number in `value`"
+        ) from error
+
+
+def _number(call: Call) -> float:
+    return number_of(call.type, call.attrs, call["dtype"])
+
+
 def _fill(call: Call) -> Any:
     value = call.optional("ValueTensor")
-    return layers.fill_constant(call.sizes("shape"), call["dtype"], call["value"] if value is None else value)
+    return layers.fill_constant(call.sizes("shape"), call["dtype"], _number(call) if value is None else value)
 
 
 def _fill_batch(call: Call) -> Any:
-    given = (call["value"], call["input_dim_idx"], call["output_dim_idx"])
+    given = (_number(call), call["input_dim_idx"], call["output_dim_idx"])
     return layers.fill_constant_batch_size_like(call.one("Input"), call["shape"], call["dtype"], *given)
 
 
@@ -211,8 +236,12 @@ SHAPES: dict[str, Kind] = {
     "eye": Kind(lambda call: layers.eye(call["num_rows"], None if call["num_columns"] < 0 else call["num_columns"],
                                         dtype=call.dtype() or "float32"),
                 "", attrs={"num_rows": REQUIRED, "num_columns": -1, "dtype": "float32"}),
-    "fill_constant": Kind(_fill, f"ValueTensor? {_SIZED}", attrs={"shape": [], "dtype": "float32", "value": 0.0}),
-    "fill_constant_batch_size_like": Kind(_fill_batch, "Input", attrs={**_BATCH, "dtype": "float32", "value": 0.0}),
+    "fill_constant": Kind(_fill, f"ValueTensor? {_SIZED}", attrs={
+        "shape": [], "dtype": "float32", "value": 0.0, "str_value": "",
+    }),
+    "fill_constant_batch_size_like": Kind(_fill_batch, "Input", attrs={
+        **_BATCH, "dtype": "float32", "value": 0.0, "str_value": "",
+    }),
     "fill_zeros_like": layer(layers.zeros_like), "fill_any_like": Kind(_fill_like, attrs={"value": 0.0, "dtype": -1}),
     "assign_value": Kind(_assign_value, "", attrs={
         "shape": REQUIRED, "dtype": REQUIRED, **{key: [] for key in _VALUES},
