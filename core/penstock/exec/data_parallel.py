@@ -20,14 +20,14 @@ from penstock.exec import devices, diagnostics
 from penstock.exec.devices import DeviceTrace, on_gpus
 from penstock.exec.diagnostics import blamed, explained, operand_of
 from penstock.exec.fed import Feeds
-from penstock.exec.feeding import check_guards, merge, resolved_seed
+from penstock.exec.feeding import check_guards, merge, resolved_seed, takes_from_reader
 from penstock.exec.fetching import SelectedRowsValue, as_array, fetch_names
 from penstock.exec.lowering import Lowered, bind, lower, resize, set_random_states, static_shapes
 from penstock.exec.matrix_rate import matrix_gflops
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import settled
 from penstock.exec.places import num_cores
-from penstock.exec.sequences import element_of, elements_of
+from penstock.exec.sequences import as_lod_tensors, element_of, elements_of, with_their_lengths
 from penstock.exec.shown_graphs import ShownGraphs, write_drawings
 from penstock.exec.temporaries import ReleasePolicy, Statistics, Temporaries, statistics
 from penstock.exec.trainers import SharedSteps, Trainers, signature
@@ -86,6 +86,7 @@ class DataParallel:
             choice, devices=memory.devices, at_once=self.max_running, intra_op=self.intra_op_threads,
             rings=() if self._across is None else self._across.rings,
         )  # fmt: skip
+        self.has_trainers = trainers is not None
         self.engine = Engine(self.num_threads, max_running=self.max_running, intra_op_threads=self.intra_op_threads)
         self._graphs: dict[int, Graph] = {}
         self._plans: OrderedDict[tuple[Any, ...], Lowered] = OrderedDict()
@@ -344,6 +345,41 @@ class DataParallel:
         self._watch.close()
         self.drop_plans()
         self.engine.close()
+
+
+def run_fed(
+    core: DataParallel,
+    feed: Any,
+    fetch_list: Sequence[Any] | None,
+    num_iterations: int,
+    *,
+    return_numpy: bool,
+    merged: bool,
+) -> list[Any]:
+    """Run, and return what a user gets: arrays, or LoDTensors, of ragged variables with their lengths if merged."""
+    if return_numpy or not merged:
+        return results(core.program, fetch_list, _fetched(core, feed, fetch_list, num_iterations), return_numpy, merged)
+    names = fetch_names(core.program, fetch_list)
+    wanted = with_their_lengths(core.program, names)
+    found = results(core.program, wanted, _fetched(core, feed, wanted, num_iterations), False, True)
+    return as_lod_tensors(core.program, names, found)
+
+
+def _fetched(
+    core: DataParallel, feed: Any, fetch_list: Sequence[Any] | None, num_iterations: int
+) -> list[list[torch.Tensor]]:
+    """Run one iteration on what is fed; with a reader, `num_iterations` on its batches, and fetch from the last.
+
+    Raises EOFException, also after some of the iterations: those have updated, and their fetches are lost.
+    """
+    if not takes_from_reader(core.program, feed):
+        return core.run(feed, fetch_list)
+    reader = core.program.reader
+    fetched = []
+    for left in reversed(range(num_iterations)):
+        fetched = core.run(reader.next_feeds(feed, core.num_replicas), [] if left else fetch_list)
+        reader.used()
+    return fetched
 
 
 def results(

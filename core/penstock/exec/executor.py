@@ -24,6 +24,7 @@ from penstock.exec import diagnostics
 from penstock.exec.dataset_pass import Wanted, run_from_dataset
 from penstock.exec.devices import moved, on_device
 from penstock.exec.diagnostics import explained
+from penstock.exec.fed_constants import ProgramCopies
 from penstock.exec.fed_state import set_state, state_in
 from penstock.exec.feeding import as_tensors, check_guards, resolved_seed, takes_from_reader
 from penstock.exec.fetching import SelectedRowsValue, as_array, fetch_names
@@ -42,7 +43,7 @@ from penstock.program.ir import Operator
 from penstock.program.kernels import CAPTURED, bind_symbols, check_writes, concrete, operator_error, resolve, shape_text
 from penstock.program.memory_optimize import releases
 from penstock.program.program import Program
-from penstock.program.pruning import constants_among, pruned_for, with_fed_constants
+from penstock.program.pruning import pruned_for
 from penstock.program.record.context import default_main_program, program_runs
 from penstock.program.record.recording import RNG
 from penstock.program.record.variable import dtype_named
@@ -67,7 +68,7 @@ class Executor:
         self.place = place or CPUPlace()
         self._device = device_of(self.place)
         self._checked: dict[tuple[int, bool], tuple[Program, int, list[_Prepared], Matmuls | None]] = {}
-        self._cut: dict[tuple[int, tuple[str, ...]], tuple[Program, int, Program]] = {}
+        self._copies = ProgramCopies()
         self._collective: dict[tuple[int, int], tuple[Program, Scope, Any]] = {}
         self._remotes = RemoteUse()
         self._closed = False
@@ -117,21 +118,7 @@ class Executor:
             )
         if use_prune:
             chosen, given, fetch_list = self._pruned(chosen, given, fetch_list)
-        return self.run_program(self._with_fed_constants(chosen, given), given, fetch_list, scope, return_numpy)
-
-    def _with_fed_constants(self, program: Program, feed: Any) -> Program:
-        """The program, or a copy where constants that are fed are inputs."""
-        variables = program.variables
-        others = [n for n in feed if n in variables and not variables[n].feed] if isinstance(feed, Mapping) else []
-        names = constants_among(program, others) if others and program.reader is None else ()
-        return self._copy(program, ("fed", *names), lambda: with_fed_constants(program, names)) if names else program
-
-    def _copy(self, program: Program, key: tuple[str, ...], make: Callable[[], Program]) -> Program:
-        """What `make` makes of a program, once for each revision."""
-        known = self._cut.get((id(program), key))
-        if known is None or known[0] is not program or known[1] != program.revision:
-            known = self._cut[id(program), key] = (program, program.revision, make())
-        return known[2]
+        return self.run_program(self._copies.for_feed(chosen, given), given, fetch_list, scope, return_numpy)
 
     def _pruned(
         self, program: Program, feed: Mapping[str, Any], fetch_list: Sequence[Any] | None
@@ -145,7 +132,7 @@ class Executor:
             raise SpecError("use_prune=True is for a program that is fed, not one that takes its batches from a reader")
         program_runs(program)
         names = tuple(fetch_names(program, fetches))
-        cut = self._copy(program, ("cut", *names), lambda: pruned_for(program, names))
+        cut = self._copies.copy(program, ("cut", *names), lambda: pruned_for(program, names))
         return cut, {n: v for n, v in feed.items() if n in cut.variables or n not in program.variables}, fetches
 
     def run_program(

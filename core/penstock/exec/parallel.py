@@ -7,17 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import torch
-
 from penstock.errors import ArgumentError, FeedError, ProgramError, SpecError
-from penstock.exec.data_parallel import DataParallel, results
+from penstock.exec.data_parallel import DataParallel, run_fed
 from penstock.exec.devices import Devices, devices_of
-from penstock.exec.feeding import takes_from_reader
-from penstock.exec.fetching import fetch_names
+from penstock.exec.fed_constants import CoresOfFedConstants
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import choice_of, refuse_on_gpus, warn_of_fields_without_effect
 from penstock.exec.places import CPUPlace, CUDAPlace, cpu_num, gpus_for
-from penstock.exec.sequences import as_lod_tensors, with_their_lengths
 from penstock.exec.strategies import (
     BuildStrategy,
     ExecutionStrategy,
@@ -85,41 +81,6 @@ def _check_fields_of_trainers(program: Program, build: BuildStrategy, execution:
     if execution.use_thread_barrier:
         text = "ExecutionStrategy.use_thread_barrier = True has no effect: this program talks to no parameter servers"
         warn_once(_log, text)
-
-
-def _run_fed(
-    core: DataParallel,
-    feed: Any,
-    fetch_list: Sequence[Any] | None,
-    num_iterations: int,
-    *,
-    return_numpy: bool,
-    merged: bool,
-) -> list[Any]:
-    """Run, and return what a user gets: arrays, or LoDTensors, of ragged variables with their lengths if merged."""
-    if return_numpy or not merged:
-        return results(core.program, fetch_list, _fetched(core, feed, fetch_list, num_iterations), return_numpy, merged)
-    names = fetch_names(core.program, fetch_list)
-    wanted = with_their_lengths(core.program, names)
-    found = results(core.program, wanted, _fetched(core, feed, wanted, num_iterations), False, True)
-    return as_lod_tensors(core.program, names, found)
-
-
-def _fetched(
-    core: DataParallel, feed: Any, fetch_list: Sequence[Any] | None, num_iterations: int
-) -> list[list[torch.Tensor]]:
-    """Run one iteration on what is fed; with a reader, `num_iterations` on its batches, and fetch from the last.
-
-    Raises EOFException, also after some of the iterations: those have updated, and their fetches are lost.
-    """
-    if not takes_from_reader(core.program, feed):
-        return core.run(feed, fetch_list)
-    reader = core.program.reader
-    fetched = []
-    for left in reversed(range(num_iterations)):
-        fetched = core.run(reader.next_feeds(feed, core.num_replicas), [] if left else fetch_list)
-        reader.used()
-    return fetched
 
 
 def _built(core: DataParallel) -> list[Any]:
@@ -306,7 +267,7 @@ class ParallelExecutor:
         given = feed if feed is not None else feed_dict
         if self._is_dry:
             return _built(self._core)
-        return _run_fed(self._core, given, fetch_list, self._iterations, return_numpy=return_numpy, merged=True)
+        return run_fed(self._core, given, fetch_list, self._iterations, return_numpy=return_numpy, merged=True)
 
     def drop_local_exe_scopes(self) -> None:
         """Release what lives between steps besides parameters: the plans and their buffers."""
@@ -388,6 +349,7 @@ class CompiledProgram:
         self._build = build_strategy
         self._settings: _Settings | None = None
         self._core: DataParallel | None = None
+        self._fed = CoresOfFedConstants()
         self._places: Any = None
         self._predictor: Predictor | None = None
 
@@ -447,7 +409,7 @@ class CompiledProgram:
         return self
 
     def _ran_core(self) -> DataParallel | None:
-        return self._core if self._core is not None and self._core.last_step >= 0 else None
+        return self._core if self._core is not None and (self._core.last_step >= 0 or self._fed.have_run) else None
 
     def _make_core(self, scope: Scope, place: object) -> DataParallel:
         settings = self._settings or _Settings(None, ExecutionStrategy(), None, 1)
@@ -462,16 +424,21 @@ class CompiledProgram:
         elif bool(gpus) != isinstance(place, CUDAPlace):
             raise SpecError(f"places are {_names(gpus)}, but the Executor runs on {place!r}; give places of its kind")
         num_replicas = len(gpus) or settings.num_replicas or cpu_num()
-        return _data_parallel(
-            self._program,
-            settings.loss_name,
-            build,
-            settings.execution,
-            ReplicaMemory(scope, gpus) if share is None else _shared_memory(share._ran_core(), num_replicas, gpus),
-            num_replicas,
-            needs_loss=self._settings is not None,
-            trainers=trainers_of(self._program, build),
+        memory = ReplicaMemory(scope, gpus) if share is None else _shared_memory(share._ran_core(), num_replicas, gpus)
+        return self._core_of(self._program, memory, num_replicas, trainers_of(self._program, build))
+
+    def _core_of(
+        self, program: Program, memory: ReplicaMemory, num_replicas: int, trainers: Trainers | None = None
+    ) -> DataParallel:
+        settings, build = (
+            self._settings or _Settings(None, ExecutionStrategy(), None, 1),
+            self._build or BuildStrategy(),
         )
+        needs_loss = self._settings is not None
+        return _data_parallel(
+            program, settings.loss_name, build, settings.execution, memory, num_replicas, needs_loss=needs_loss,
+            trainers=trainers,
+        )  # fmt: skip
 
     def _run_compiled(
         self,
@@ -488,5 +455,5 @@ class CompiledProgram:
         execution = ExecutionStrategy() if self._settings is None else self._settings.execution
         if execution._dry_run:
             return _built(core)
-        iterations = execution.num_iteration_per_run
-        return _run_fed(core, feed, fetch_list, iterations, return_numpy=return_numpy, merged=return_merged)
+        core, iterations = self._fed.core_for(core, feed, self._core_of), execution.num_iteration_per_run
+        return run_fed(core, feed, fetch_list, iterations, return_numpy=return_numpy, merged=return_merged)
