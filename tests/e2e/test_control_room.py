@@ -63,7 +63,10 @@ def test_the_cause_of_a_slow_step_leads_to_its_evidence(open_page: Open, feed: F
     for trainer in trainers:
         trainer.graph()
         trainer.steps(40, sampled=True)
-    exchange(trainers, 40, 2)  # the second server is slow
+    for index in range(2):
+        feed("slow", role="pserver", index=index)
+    for calls in (20, 40):
+        exchange(trainers, calls, 2)  # the second server is slow
     page = open_page(f"/jobs/{trainers[0].job_id}").page
     said = page.get_by_test_id("diagnosis").get_by_role("link")
     said.filter(has_text="waits for pserver-1").click()  # not the first, if the page took seconds: steps end
