@@ -43,8 +43,9 @@ def test_lanes_of_nodes_with_wrong_clocks_line_up(open_page: Open, server: Runni
             node.step(7, began_ns, one_operator(0, 5_000_000))
         shown = lanes(page, 2)
         # Both began at once. By their own clocks they are 2.84 s apart; by the server's no more than both may be wrong.
+        # A page keeps an estimate until one that has less than half of its error (`ClockOffset.differs`).
         apart_ns = abs(shown["trainer-0.0"]["firstNs"] - shown["trainer-1.0"]["firstNs"])
-        assert apart_ns <= sum(clock.error_ns for clock in clocks) + 1
+        assert apart_ns <= sum(2 * clock.error_ns + 1 for clock in clocks) + 1
         assert sum(clock.error_ns for clock in clocks) < 100_000_000
         said = page.get_by_test_id("clocks").locator("li")
         expect(said).to_have_count(2)
