@@ -107,7 +107,7 @@ def test_a_constant_is_fed_beside_the_batches_of_a_reader(replicas: int) -> None
 
 
 @pytest.mark.parametrize("reduces", [False, True])
-def test_updates_with_and_without_a_fed_constant_are_of_one_state(reduces: bool) -> None:
+def test_updates_with_and_without_fed_constants_share_a_state(reduces: bool) -> None:
     strategy = fluid.BuildStrategy()
     if reduces:
         strategy.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce

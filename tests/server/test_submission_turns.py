@@ -12,7 +12,9 @@ from sqlalchemy import event, func, select
 from tests.server.harness import Server, running, settings_for
 
 from penstock.compat.aiosqlite import Connection
+from penstock.protocol.jobspec import JobSpec
 from penstock_server.db import Database
+from penstock_server.services.jobs import fingerprint
 from penstock_server.tables import AuditRow, EventRow, IdempotencyRow, JobRow
 
 pytestmark = pytest.mark.asyncio
@@ -92,3 +94,11 @@ async def test_same_key_at_once_makes_one_job(migrated_url: str | None, tmp_path
         jobs = await asyncio.gather(*(submit(server, "same") for _ in range(8)))
         assert len({job["id"] for job in jobs}) == 1
         assert (await counts(server.runtime.database))[0] == 1
+
+
+async def test_key_of_the_version_before_is_still_the_same() -> None:
+    """The sum is of commit 7fe31e2c, which had no `node_selector`."""
+    spec = {"name": "n", "mode": "collective", "entrypoint": ["true"], "trainers": {"count": 2, "cpus": 1}}
+    known = "c7158b830b02a357f541b472bb9b7695638f42058e52bc771956e8764a0d352e"
+    assert fingerprint(JobSpec.model_validate(spec)) == known
+    assert fingerprint(JobSpec.model_validate({**spec, "node_selector": {"gpu": "a100"}})) != known

@@ -53,10 +53,11 @@ def advise(
     )
     if answer["left_out"]:
         note(f"too large to be simulated: {'; '.join(answer['left_out'])}")
-    if answer["clusters"]:
+    clusters = answer.get("clusters", [])  # a server of the version before answers none
+    if clusters:
         print()
-        emit_table(CLUSTER_HEAD, cluster_rows_of(answer["clusters"], len(answer["options"])), empty="")
-    if answer["clusters_note"]:
+        emit_table(CLUSTER_HEAD, cluster_rows_of(clusters, len(answer["options"])), empty="")
+    if answer.get("clusters_note"):
         note(answer["clusters_note"])
 
 
@@ -84,7 +85,7 @@ def cluster_rows_of(clusters: list[AdvisedCluster], before: int) -> list[list[st
 
 def _run(client: Client, job: Job, answer: Advice, rank: int, *, json: bool) -> None:
     """Submit the job anew with what a rank names. Raises SpecError if that cannot be."""
-    options, clusters = answer["options"], answer["clusters"]
+    options, clusters = answer["options"], answer.get("clusters", [])
     if rank > len(options) + len(clusters):
         ranked = f"{len(options)} settings{f' and {len(clusters)} clusters' if clusters else ''}"
         raise SpecError(f"--run is {rank}, but {ranked} are ranked; give a number from 1 on", got=rank)

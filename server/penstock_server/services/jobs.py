@@ -35,7 +35,7 @@ PIECE = 20
 """Jobs of a long list that are read at once: some 5 ms of the event loop."""
 
 
-def _fingerprint(spec: JobSpec) -> str:
+def fingerprint(spec: JobSpec) -> str:
     """Return what tells submissions apart. Without fields that the version before lacks and this one does not use.
 
     So a submission that is repeated after an upgrade is still the same one.
@@ -43,6 +43,8 @@ def _fingerprint(spec: JobSpec) -> str:
     fields = spec.model_dump()
     if fields["max_wait_s"] is None:
         del fields["max_wait_s"]
+    if not fields["node_selector"]:
+        del fields["node_selector"]
     if not any(fields["restart"]["budgets"].values()):
         del fields["restart"]["budgets"]
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
@@ -75,7 +77,7 @@ class Jobs:
         """
         if key is None:
             return await self._submit(spec, None)
-        use = _Use(principal.token_id, key, _fingerprint(spec))
+        use = _Use(principal.token_id, key, fingerprint(spec))
         try:
             return await self._submit(spec, use)  # almost every key is new: it is looked up if it is not
         except (IntegrityError, Problem):  # what the first submission named may be gone meanwhile

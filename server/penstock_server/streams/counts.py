@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import select
@@ -113,11 +114,12 @@ class Counts:
         return found
 
     def _forget_oldest(self) -> None:
-        for stream in list(self._streams)[: len(self._streams) - MAX_STREAMS]:
+        for stream in list(islice(self._streams, max(0, len(self._streams) - MAX_STREAMS))):
             if not self._writer.counts_wait(stream):
                 del self._streams[stream]
 
     def _write(self, job_id: str, stream: int, counts: StreamCounts) -> None:
+        self._streams[stream] = counts  # what waits is read from here, also if it was let go meanwhile
         self._writer.count(job_id, stream, json.dumps(counts.fields(), separators=(",", ":")))
 
     def _now_ms(self) -> int:

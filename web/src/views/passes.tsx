@@ -56,7 +56,7 @@ const shownPasses = (store: JobStore): readonly PassFacts[] => {
 
 export function PassesButton({ store }: { store: JobStore }) {
   const on = store.stage.value !== null;
-  if (shownPasses(store).length === 0) return null;
+  if ((store.shownDocument.value?.passes?.ran.length ?? 0) === 0) return null; // without replaying them
   return (
     <button
       type="button"
@@ -72,8 +72,8 @@ export function PassesButton({ store }: { store: JobStore }) {
 
 export function PassStrip({ store }: { store: JobStore }) {
   const at = wanted();
-  const passes = shownPasses(store);
   if (store.stage.value === null || at === null) return null;
+  const passes = shownPasses(store);
   return (
     <div class="passes" role="group" aria-label="Graph passes" data-testid="pass-strip">
       <div class="row">
