@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.export.lanes import Lanes
@@ -43,6 +43,7 @@ def paired(turns: list[tuple[int, int, bool, int, int]]) -> list[tuple[int, int]
 
 
 @given(st.lists(SLICES.filter(bool), max_size=6))
+@example([[(0, 0, 2), (0, 1, 2)], [(0, 3, 0)], [(0, 0, 1)]])  # a late frame, after one that ran on one lane
 def test_each_slice_is_found_with_its_own_duration(frames: list[Frame]) -> None:
     lanes = Lanes()
     turns = [turn for frame in frames for turn in turns_of(lanes, frame)]

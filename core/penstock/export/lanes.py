@@ -72,7 +72,8 @@ class Lanes:
         if not follows.all() or not all(self._is_free(int(threads[i]), int(starts[i])) for i in begins):
             return Placed(lane, order, list(self._turns(thread, start, end, lane)))
         for last in np.append(begins[1:], len(order))[: len(begins)] - 1:
-            self._lanes[int(threads[last])] = [_Lane(int(starts[last]), [int(ends[last])])]
+            others = self._lanes.get(int(threads[last]), [])[1:]  # a late frame may still bring what came before theirs
+            self._lanes[int(threads[last])] = [_Lane(int(starts[last]), [int(ends[last])]), *others]
         return Placed(lane, order)
 
     def _is_free(self, thread: int, start: int) -> bool:
