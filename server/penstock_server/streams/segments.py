@@ -210,18 +210,19 @@ class Segments:
 
     def _drop(self, oldest: int) -> None:
         """Delete a segment. What has to stay is moved before, so that a crash between the two leaves it twice."""
-        self._count_removed(oldest)
+        rows = _rows(entry for entry in self.entries if entry.segment == oldest)
         left = [entry for entry in self.entries if entry.segment not in (MOVED, oldest)]
         staying = [entry for entry in self.newest(Kind.EXCHANGE) if entry.segment in (MOVED, oldest)]
         if any(entry.segment == oldest for entry in staying):
             self.entries = [*self._move(staying), *left]
         else:
             self.entries = [entry for entry in self.entries if entry.segment != oldest]
+        self._count_removed(oldest, rows)  # after the move, which a full disk may refuse: then nothing is removed
         del self._sizes[oldest]
         self._path(oldest).unlink(missing_ok=True)
 
-    def _count_removed(self, oldest: int) -> None:
-        self.removed += _rows(entry for entry in self.entries if entry.segment == oldest)
+    def _count_removed(self, oldest: int, rows: RowsByStream) -> None:
+        self.removed += rows
         try:
             removed.write(self._folder, oldest, self.removed)
         except OSError:  # a full disk, which the deletion relieves; the next one writes these rows, too
