@@ -5,6 +5,7 @@ Decides without I/O: `services.advice` has read the frames.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +21,8 @@ FRAMES_BYTES = 4 << 20
 WINDOW_NS = 15 * 10**9
 """Of the newest frames of a process: two that lie as far apart as this at most are compared."""
 TOO_LITTLE = (
-    "other numbers of servers and trainers are not predicted: that takes a second of training in which a trainer and "
-    "every server have reported twice, each with a Penstock that reports processor time"
+    "other numbers of servers and trainers are not predicted: that takes a second of training in which all "
+    "trainers and servers have reported twice, each with a Penstock that reports processor time"
 )
 GEO = "GEO: other modes and links are not predicted"
 
@@ -54,16 +55,25 @@ def clusters_of(
 
 def _exchanged(heard: Heard, run: Recorded, steps: Sequence[Sequence[Event]]) -> Exchanged | None:
     spans = [max(s + d for _, _, s, d in one) - min(s for _, _, s, _ in one) for one in steps if one]
-    return exchanged_of(
+    found = exchanged_of(
         _reports(heard).values(), turn_ns=run.step_ns + heard.between_ns, deviation_ns=deviation_of(spans),
         rows=run.rows, ahead_ns=ahead_of({index: op.type for index, op in enumerate(run.graph.ops)}, steps),
-        cores=heard.cores or run.cores, num_hosts=len({one.host for one in heard.replicas}),
+        cores=heard.cores or run.cores, num_hosts=len({one.host for one in _newest(heard)}),
     )  # fmt: skip
+    roles = Counter(one.role for one in _newest(heard))
+    is_whole = found is not None and (found.num_pservers, found.num_trainers) == (roles["pserver"], roles["trainer"])
+    return found if is_whole else None
+
+
+def _newest(heard: Heard) -> list[api.Replica]:
+    """Return the newest replica of each role and index: one that was lost and replaced has two."""
+    newest = {(one.role, one.index): one for one in sorted(heard.replicas, key=lambda one: one.stream)}
+    return list(newest.values())
 
 
 def _reports(heard: Heard) -> Mapping[int, list[Report]]:
     """Return the reports of each process of the window. What is no report is left out."""
-    by_stream = {replica.stream: replica for replica in heard.replicas}
+    by_stream = {replica.stream: replica for replica in _newest(heard)}
     found: dict[int, list[Report]] = {}
     for data in heard.raw:
         try:
