@@ -23,7 +23,7 @@ from tests.support.yardstick import slowdown
 from penstock.protocol.completeness import report_of
 from penstock.protocol.contract import Managed
 from penstock.protocol.frames import COLUMNS, FIRST_READER, Column, Frame, Kind, Work, decode
-from penstock.protocol.graphdoc import GraphDocument
+from penstock.protocol.graphdoc import Forms, GraphDocument, Passes, Removed
 from penstock.telemetry.process import decide
 from penstock.telemetry.sampling import BUDGET_BYTES_PER_S
 from penstock.telemetry.sessions import Unwatched, Watched
@@ -231,6 +231,21 @@ def test_a_reconnecting_agent_gets_hello_graph_and_the_backlog(path: str) -> Non
     assert [frame.seq for frame in first.frames + second.frames] == list(range(len(first.frames) + len(second.frames)))
 
 
+def test_a_graph_too_large_with_its_passes_is_sent_without(agent: Agent, path: str) -> None:
+    none: dict[str, list[int]] = {name: [] for name in Forms.model_fields}
+    removed = Removed(**none, name=[], name_number=[], first=[], count=[])
+    texts = [os.urandom(5 << 20).hex()]  # deflated still more than a frame holds
+    passes = Passes(ran=[], unchanged=[], texts=texts, removed=removed, was=Forms(**none))
+    session, source = Watched(managed(path)), Source(3)
+    watch = session.watch(source, name="train")
+    watch.graph(document().model_copy(update={"passes": passes}), from_step=0)
+    source.run(0)
+    watch.step(**mark(0))
+    until(lambda: agent.of(Kind.GRAPH))
+    assert GraphDocument.model_validate(agent.of(Kind.GRAPH)[0].body) == document()
+    session.close()
+
+
 @pytest.mark.speed
 def test_an_agent_that_never_reads_delays_neither_step_nor_exit(path: str) -> None:
     stalled = Agent(path, pause=True)
@@ -386,7 +401,7 @@ def test_an_unreadable_environment_disables_telemetry(caplog: pytest.LogCaptureF
 
 SCRIPT = """
 import os, sys, time, numpy as np, penstock.telemetry as t
-from penstock.protocol.graphdoc import GraphDocument
+from penstock.protocol.graphdoc import Forms, GraphDocument, Passes, Removed
 class Source:
     rows = []
     def drain(self):

@@ -5,6 +5,7 @@ The two threads meet in deques only, whose `append` and `popleft` are atomic.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable
@@ -12,11 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.protocol.graphdoc import GraphDocument, GraphHash, Threads, graph_hash
+from penstock.protocol.frames import MAX_FRAME_BYTES, Kind
+from penstock.protocol.graphdoc import GraphDocument, GraphHash, Threads, canonical, graph_hash
 from penstock.telemetry.collector import MARK, Collected, Collector, GraphPlan
 from penstock.telemetry.events import Events, TraceSource
 from penstock.telemetry.metrics import Thinner
+from penstock.telemetry.outbox import message
 
+_log = logging.getLogger(__name__)
 MAX_PLANS = 32  # documents whose preparation is remembered
 _Mark = tuple[int, int, int, int, float]
 
@@ -97,13 +101,26 @@ class LiveWatch(Watch):
         known = self._plans.get(id(document))
         if known is not None and known[0] is document:
             return known[1]
-        graph = graph_hash(document)
-        announce(graph, document)
+        sent = _that_fits(document)
+        graph = graph_hash(sent)
+        announce(graph, sent)
         plan = GraphPlan.of(document, graph)
         if len(self._plans) >= MAX_PLANS:
             del self._plans[next(iter(self._plans))]
         self._plans[id(document)] = (document, plan)
         return plan
+
+
+def _that_fits(document: GraphDocument) -> GraphDocument:
+    """Return a document without `passes` if only these make it too large for a frame. Cost: O(operators + edges)."""
+    if document.passes is None or len(canonical(document)) < MAX_FRAME_BYTES // 2:
+        return document
+    try:
+        message(Kind.GRAPH, document.model_dump(mode="json"))
+    except ValueError:
+        _log.warning("what passes changed in the graph of %s is not shown: it is too large to send", document.program)
+        return document.model_copy(update={"passes": None})
+    return document
 
 
 def _lost(value: Any) -> int:
