@@ -20,5 +20,11 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take it away; a job's `node_selector` has no effect then."""
+    """Take it away, and from specifications `node_selector`, which the version before refuses to read."""
     op.drop_column("nodes", "labels")
+    jobs = sa.table("jobs", sa.column("id", sa.String), sa.column("spec", sa.JSON))
+    connection = op.get_bind()
+    for job_id, spec in connection.execute(sa.select(jobs.c.id, jobs.c.spec)).all():
+        if "node_selector" in spec:
+            rest = {name: value for name, value in spec.items() if name != "node_selector"}
+            connection.execute(jobs.update().where(jobs.c.id == job_id).values(spec=rest))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -24,6 +25,11 @@ from penstock_server.runtime import open_runtime
 from penstock_server.tables import Base, JobRow, WebhookDeliveryRow, WebhookRow
 
 pytestmark = pytest.mark.asyncio
+JOB = text(
+    "INSERT INTO jobs (id, name, kind, state, reason, reason_detail, why, spec, epoch, attempt, restarts, "
+    "created_at, state_at, latest, lost, version) VALUES (:id, 'j', 'managed', :state, '', '', '', :spec, 1, 1, 0, "
+    "'2026-01-01 00:00:00', '2026-01-01 00:00:00', '{}', '{}', 1)"
+)
 
 
 @pytest_asyncio.fixture
@@ -51,18 +57,13 @@ async def test_up_down_up(database: Database) -> None:
 
 async def test_attempts_that_go_on_keep_their_limit(database: Database) -> None:
     await upgrade(database, "0009")
-    job = (
-        "INSERT INTO jobs (id, name, kind, state, reason, reason_detail, why, spec, epoch, attempt, restarts, "
-        "created_at, state_at, latest, lost, version) VALUES (:id, 'j', 'managed', 'RUNNING', '', '', '', :spec, 1, 1, "
-        "0, '2026-01-01 00:00:00', '2026-01-01 00:00:00', '{}', '{}', 1)"
-    )
     attempt = (
         "INSERT INTO attempts (id, job_id, number, epoch, created_at, reason, secret) "
         "VALUES (:id, :id, 1, 1, '2026-01-01 00:00:00', '', '')"
     )
     async with database.engine.begin() as connection:
         for name, spec in (("long", "{}"), ("short", '{"max_duration_s": 90.5}')):
-            await connection.execute(text(job), {"id": name, "spec": spec})
+            await connection.execute(JOB, {"id": name, "state": "RUNNING", "spec": spec})
             await connection.execute(text(attempt), {"id": name})
     await upgrade(database)
     async with database.read() as session:
@@ -73,14 +74,9 @@ async def test_attempts_that_go_on_keep_their_limit(database: Database) -> None:
 
 async def test_counts_of_streams_begin_anew_after_a_downgrade(database: Database) -> None:
     await upgrade(database)
-    job = (
-        "INSERT INTO jobs (id, name, kind, state, reason, reason_detail, why, spec, epoch, attempt, restarts, "
-        "created_at, state_at, latest, lost, version) VALUES ('j', 'j', 'managed', 'RUNNING', '', '', '', '{}', 1, 1, "
-        "0, '2026-01-01 00:00:00', '2026-01-01 00:00:00', '{}', '{}', 1)"
-    )
     counts = "INSERT INTO stream_counts (stream, job_id, counts) VALUES (5000000000, 'j', '{}')"
     async with database.engine.begin() as connection:
-        await connection.execute(text(job))
+        await connection.execute(JOB, {"id": "j", "state": "RUNNING", "spec": "{}"})
         await connection.execute(text(counts))
     await downgrade(database, "0018")
     assert "stream_counts" not in await tables(database)
@@ -90,17 +86,26 @@ async def test_counts_of_streams_begin_anew_after_a_downgrade(database: Database
         assert (await connection.execute(text("SELECT id FROM jobs"))).scalar_one() == "j"
 
 
+async def test_specs_lose_node_selectors_with_their_migration(database: Database) -> None:
+    await upgrade(database)
+    async with database.engine.begin() as connection:
+        for name, spec in (("new", '{"name": "a", "node_selector": {"gpu": "a100"}}'), ("old", '{"name": "b"}')):
+            await connection.execute(JOB, {"id": name, "state": "QUEUED", "spec": spec})
+    await downgrade(database, "0017")
+    async with database.engine.connect() as connection:
+        rows = (await connection.execute(text("SELECT id, spec FROM jobs"))).all()
+    assert {i: json.loads(v) if isinstance(v, str) else v for i, v in rows} == {
+        "new": {"name": "a"},
+        "old": {"name": "b"},
+    }
+
+
 async def test_waiting_jobs_lose_the_limit_of_their_attempt(database: Database) -> None:
     await upgrade(database, "0015")
-    job = (
-        "INSERT INTO jobs (id, name, kind, state, reason, reason_detail, why, spec, epoch, attempt, restarts, "
-        "created_at, state_at, latest, lost, version, project, priority, ends_by) VALUES (:id, 'j', 'managed', :id, "
-        "'', '', '', '{}', 1, 1, 0, '2026-01-01 00:00:00', '2026-01-01 00:00:00', '{}', '{}', 1, 'default', 0, "
-        "'2026-01-02 00:00:00')"
-    )
     async with database.engine.begin() as connection:
         for state in ("RECOVERING", "RUNNING"):
-            await connection.execute(text(job), {"id": state})
+            await connection.execute(JOB, {"id": state, "state": state, "spec": "{}"})
+        await connection.execute(text("UPDATE jobs SET ends_by = '2026-01-02 00:00:00'"))
     await upgrade(database)
     async with database.read() as session:
         rows = await session.execute(select(JobRow.id, JobRow.ends_by))
