@@ -82,6 +82,7 @@ async def test_drain_without_deadline_preempts_nothing(served: tuple[Server, Fak
         job = await server.submit()
         (replica,) = await agent.desired(1)
         await agent.start(replica)
+        await server.job_in(job["id"], "RUNNING")
         assert (await want(server, node[0], "drain"))["drain_by"] is None
         clock.advance(1e6)
         await server.runtime.drains.step()
@@ -95,6 +96,7 @@ async def test_deadline_of_a_drain_can_be_changed_and_ended(served: tuple[Server
         job = await server.submit()
         (replica,) = await agent.desired(1)
         await agent.start(replica)
+        await server.job_in(job["id"], "RUNNING")
         await want(server, node[0], "drain", deadline_s=10)
         longer = await want(server, node[0], "drain", deadline_s=100)
         assert longer["drain_left_s"] == 100.0
