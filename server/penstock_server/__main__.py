@@ -25,6 +25,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (default 7080; 0: any free one)")
     parser.add_argument("--state-dir", type=Path, help="folder that holds everything (default ~/.penstock/server)")
+    parser.add_argument(
+        "--standby",
+        action="store_true",
+        default=None,
+        help="if another server has the state folder: pass requests on to it, and take over when it ends",
+    )
+    parser.add_argument("--advertise-host", help="name or address at which standbys reach this server")
     parser.add_argument("--database-url", help="postgresql://… instead of SQLite in the state folder")
     parser.add_argument("--static-dir", type=Path, help="folder of the built dashboard")
     parser.add_argument("--log-format", choices=["console", "json"])

@@ -28,6 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionm
 from penstock.compat.aiosqlite import connect
 from penstock.errors import Bug, Unavailable
 from penstock_server import acting
+from penstock_server.statedir import InUse
 from penstock_server.tables import Base, CounterRow, EventRow
 from penstock_server.writelock import WriteLock
 
@@ -35,6 +36,8 @@ BUSY_TIMEOUT_MS = 30_000
 SQLITE_READERS = 8
 """Sessions that read a SQLite at once. The next waits its turn, as long as that takes."""
 WAL_RETRY_S = 0.01
+KEEP_ALIVE = {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5, "tcp_keepalives_count": 4}
+"""Seconds, seconds, probes: PostgreSQL's default, that of the machine, is two hours."""
 WAL_PAGES = 16_384
 """Of the write-ahead log, 64 MiB: with more a commit copies them itself, if `checkpoint` has not before."""
 LAST_AT_ONCE = 16
@@ -54,6 +57,10 @@ class DatabaseDamaged(DatabaseAway):
     """The file of the database is not what it was."""
 
     code = "database_damaged"
+
+
+class DatabaseInUse(InUse):
+    """Another server has the database."""
 
 
 class TakenOver(Unavailable):
@@ -237,14 +244,14 @@ class Database:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Be the only server on this database (on SQLite the state folder's lock sees to it). Raises Unavailable."""
+        """Be the only server on this database (on SQLite the state folder's lock sees to it). Raises DatabaseInUse."""
         if self.is_sqlite:
             yield
             return
         self._holder = await self._take_lock()
         if self._holder is None:
             where = self.engine.url.render_as_string(hide_password=True)
-            raise Unavailable(
+            raise DatabaseInUse(
                 f"the database {where} is in use by another server. Stop that one, or name another with --database-url."
             )
         try:
@@ -349,10 +356,15 @@ def _away(error: Exception) -> DatabaseAway:
 
 
 def _on_postgresql_connect(connection: Any, _record: Any) -> None:
-    """Wait for commits to be in the log: what was answered is not lost, whatever the default of the database is."""
+    """Wait for commits to be in the log: what was answered is not lost, whatever the default of the database is.
+
+    And have the database notice within half a minute that this machine is gone: it holds the lock until then.
+    """
     cursor = connection.cursor()
     setting = "synchronous_commit"
     cursor.execute(f"SELECT set_config('{setting}', 'on', false) WHERE current_setting('{setting}') = 'off'")
+    for setting, value in KEEP_ALIVE.items():
+        cursor.execute(f"SELECT set_config('{setting}', '{value}', false)")
     cursor.close()
     connection.commit()
 

@@ -6,27 +6,29 @@ looked at is the own process, at the address that it has written.
 
 from __future__ import annotations
 
-import json
 import ssl
 import sys
 import urllib.request
 
 from penstock_server.settings import Settings
+from penstock_server.statedir import read_address
 
 LIMIT_S = 8.0
 
 
 def main() -> int:
     """Ask for /healthz."""
-    path = Settings().state_dir / "server.json"
+    folder = Settings().state_dir
     try:
-        url = json.loads(path.read_text(encoding="utf-8"))["url"]
+        url = read_address(folder)
+        if url is None:
+            raise ValueError("it has not started yet")
         unchecked = ssl.create_default_context()
         unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
         with urllib.request.urlopen(f"{url}/healthz", timeout=LIMIT_S, context=unchecked) as answer:
             answer.read()
-    except (OSError, ValueError, KeyError) as error:  # URLError is an OSError
-        sys.stderr.write(f"no server of {path.parent} answers: {error}\n")
+    except (OSError, ValueError) as error:  # URLError is an OSError
+        sys.stderr.write(f"no server of {folder} answers: {error}\n")
         return 1
     return 0
 

@@ -26,8 +26,9 @@ from penstock.protocol.frames import MAX_FRAME_BYTES
 from penstock_server.admission import BACKLOG, AcceptErrors, Admission, room_for_connections
 from penstock_server.app import app_of
 from penstock_server.garbage import rarely_collected
-from penstock_server.runtime import Runtime, open_runtime
+from penstock_server.runtime import Runtime
 from penstock_server.settings import Settings
+from penstock_server.standby import opened_in_turn
 from penstock_server.statedir import write_address
 from penstock_server.watchdog import Watchdog
 
@@ -139,23 +140,30 @@ class _Server(SignalFreeServer):
 async def _serve(settings: Settings, listener: socket.socket) -> None:
     asyncio.get_running_loop().set_exception_handler(AcceptErrors())
     sys.setswitchinterval(SWITCH_S)
-    async with open_runtime(settings) as runtime, Watchdog(runtime.meters.stalls).watching():
-        server = make_server(runtime)
-        host, port = listener.getsockname()[:2]
-        scheme = "http" if settings.tls_cert is None else "https"
-        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-        write_address(settings.state_dir, url)
-        log.info("server listens", url=url, state_dir=str(settings.state_dir))
-        _stop_on_signals(server)
-        ending = asyncio.create_task(_stop_when_taken_over(server, runtime))
-        try:
-            async with rarely_collected():
-                await server.serve(sockets=[listener])
-        finally:
-            ending.cancel()
-        if runtime.database.taken_over.is_set():
-            raise Unavailable("another server has taken over the database. Stop that one before you start this again.")
+    async with opened_in_turn(settings, listener) as runtime:
+        if runtime is not None:
+            await _lead(runtime, listener)
     log.info("server stopped")
+
+
+async def _lead(runtime: Runtime, listener: socket.socket) -> None:
+    settings = runtime.settings
+    server = make_server(runtime)
+    host, port = listener.getsockname()[:2]
+    host = settings.advertise_host or host
+    scheme = "http" if settings.tls_cert is None else "https"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    write_address(settings.state_dir, url)
+    log.info("server listens", url=url, state_dir=str(settings.state_dir))
+    _stop_on_signals(server)
+    ending = asyncio.create_task(_stop_when_taken_over(server, runtime))
+    try:
+        async with Watchdog(runtime.meters.stalls).watching(), rarely_collected():
+            await server.serve(sockets=[listener])
+    finally:
+        ending.cancel()
+    if runtime.database.taken_over.is_set():
+        raise Unavailable("another server has taken over the database. Stop that one before you start this again.")
 
 
 async def _stop_when_taken_over(server: uvicorn.Server, runtime: Runtime) -> None:

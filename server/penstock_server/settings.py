@@ -20,6 +20,12 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(7080, ge=0, le=65535, description="0: any free port")
     state_dir: Path = Field(default_factory=lambda: Path.home() / ".penstock" / "server")
+    standby: bool = Field(
+        False, description="if another server has the state folder or the database: wait for it, and pass requests on"
+    )
+    advertise_host: str | None = Field(
+        None, description="name or address at which standbys reach this server; default: that it listens on"
+    )
     database_url: str | None = Field(None, description="postgresql+asyncpg://…; default: SQLite in state_dir")
     static_dir: Path | None = Field(None, description="built dashboard; default: the packaged one, else web/dist")
     allowed_origins: list[str] = Field(

@@ -20,18 +20,22 @@ FILES = frozenset({"server.lock", "server.json", "admin.token", "pepper.key", "p
 """Of these one is there in a folder that a server used before."""
 
 
+class InUse(Unavailable):
+    """Another server has the state folder, or the database."""
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[Path]:
-    """Create `folder` (0700) and hold it. Raises Unavailable, naming the holder, if another server does."""
+    """Create `folder` (0700) and hold it. Raises InUse, naming the holder, if another server does."""
     path = folder / "server.lock"
     lock = FileLock(path, mode=0o600, blocking=False, thread_local=False)
     try:
         make_private(folder, FILES)
         lock.acquire()
     except Timeout as error:
-        raise Unavailable(
+        raise InUse(
             f"the state folder {folder} is in use by another server (process {path.read_text().strip() or 'unknown'}). "
-            "Stop that one, or name another folder with --state-dir."
+            "Stop that one, name another folder with --state-dir, or have this one wait for its turn with --standby."
         ) from error
     except OSError as error:
         if isinstance(error, PermissionError) and not error.filename:
@@ -46,6 +50,14 @@ def locked(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         lock.release()
+
+
+def read_address(folder: Path) -> str | None:
+    """Return the URL of the server that leads, or led last; None if none has yet."""
+    try:
+        return str(json.loads((folder / "server.json").read_text(encoding="utf-8"))["url"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def write_address(folder: Path, url: str) -> None:
