@@ -22,15 +22,29 @@ from collections.abc import Callable, Iterable, Sequence
 
 from penstock.diagnosis.case import NOTICED, Case, case_of, percent, where
 from penstock.diagnosis.compute import exchange, small, threads
-from penstock.diagnosis.disks import disks
 from penstock.diagnosis.layers import layers
 from penstock.diagnosis.servers import servers, ways
 from penstock.diagnosis.stalled import stalled
 from penstock.diagnosis.sums import Finding, OpSum, Sums, Trainer
 from penstock.diagnosis.trainers import input_of, straggler
 
+FULL_BYTES = 16 << 20
+"""Below this many free bytes a disk is full: no part of a recording or of a checkpoint fits."""
+
+
+def _disks(case: Case, stepping: Sequence[Trainer]) -> Iterable[Finding]:
+    """Every node of the job whose disk is full."""
+    for disk in case.sums.disks:
+        if case.sums.running and disk.total_bytes > 0 and disk.free_bytes < FULL_BYTES:
+            sentence = (
+                f"the disk of {disk.node} is full: {disk.free_bytes / 1e6:.1f} MB of {disk.total_bytes / 1e6:,.0f} MB "
+                "are free for logs, checkpoints and recorded telemetry"
+            )
+            yield Finding(cause="full_disk", sentence=sentence, share=1.0, ms=0.0, place=disk.node, tab="config")
+
+
 _RULES: tuple[Callable[[Case, Sequence[Trainer]], Iterable[Finding]], ...] = (
-    disks, servers, ways, straggler, input_of, exchange, threads, small, layers,
+    _disks, servers, ways, straggler, input_of, exchange, threads, small, layers,
 )  # fmt: skip
 
 
