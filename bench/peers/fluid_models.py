@@ -44,7 +44,15 @@ FEEDS: dict[str, np.ndarray] = {
     "column10": np.array([[1.0], [0.0]], np.float32),
     "update": _values(2, 6),
     "other2": _values(2, 2)[::-1].copy(),
+    "starts": np.zeros([2, 1], np.int64),
+    "start_scores": np.zeros([2, 1], np.float32),
 }
+LEVELS: dict[str, list[list[int]]] = {
+    **{name: [list(LENGTHS)] for name, array in FEEDS.items() if len(array) == sum(LENGTHS)},
+    "starts": [[1, 1], [1, 1]],
+    "start_scores": [[1, 1], [1, 1]],
+}
+"""Lengths of sequences, outermost level first."""
 
 
 @dataclass(frozen=True, slots=True)

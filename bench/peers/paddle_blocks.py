@@ -8,25 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import paddle
 from paddle import base, static
 from paddle.static import nn
 
-from bench.peers.fluid_models import FEEDS
+from bench.peers.fluid_models import FEEDS, LEVELS
 
-Written = tuple[str, Any, Any, dict[str, np.ndarray], Any]
+Written = tuple[str, Any, Any, list[str], Any]
 _HIDDEN = 3
 
 
 def written() -> Iterator[Written]:
-    """Iterate over (name, program, startup program, feeds, what is fetched)."""
+    """Iterate over (name, program, startup program, names of feeds, what is fetched)."""
     for name, build, inputs in _MODELS:
         main, startup = static.Program(), static.Program()
         with base.unique_name.guard(), static.program_guard(main, startup):
-            fed = [static.data(n, [-1, *FEEDS[n].shape[1:]], str(FEEDS[n].dtype)) for n in inputs]
+            fed = [
+                static.data(n, [-1, *FEEDS[n].shape[1:]], str(FEEDS[n].dtype), len(LEVELS.get(n, ()))) for n in inputs
+            ]
             fetch = build(*fed)
-        yield name, main, startup, {n: FEEDS[n] for n in inputs}, fetch
+        yield name, main, startup, list(inputs), fetch
 
 
 def _weight(*shape: int) -> Any:
@@ -113,8 +114,97 @@ def _collected(x: Any) -> Any:
     return paddle.tensor.array_read(array, i) + paddle.cast(paddle.tensor.array_length(array), "float32")
 
 
+def _of(type_: str, name: str, dtype: str = "float32", width: int = 1) -> Any:
+    """A variable of the block that is written: rows, or an array or a rank table, which belong to the first block."""
+    main, kinds = static.default_main_program(), base.core.VarDesc.VarType
+    named, kind = base.unique_name.generate(name), getattr(kinds, type_)
+    if kind == kinds.LOD_TENSOR:
+        return main.current_block().create_var(name=named, dtype=dtype, shape=[-1, width], lod_level=1)
+    if kind == kinds.LOD_RANK_TABLE:
+        return main.global_block().create_var(name=named, type=kind)
+    return main.global_block().create_var(name=named, dtype=dtype, type=kind)
+
+
+def _op(type_: str, inputs: dict[str, Any], outputs: dict[str, Any], **attrs: Any) -> Any:
+    """Append an operator; return its first output."""
+    static.default_main_program().current_block().append_op(type=type_, inputs=inputs, outputs=outputs, attrs=attrs)
+    return next(iter(outputs.values()))
+
+
+def _dynamic(words: Any, dense: Any) -> Any:
+    """A recurrence over ragged steps as DynamicRNN of 1.8 writes it: a memory from outside, a ragged static input."""
+    weight, own = _weight(3, _HIDDEN), _weight(_HIDDEN, _HIDDEN)
+    table = _op("lod_rank_table", {"X": words}, {"Out": _of("LOD_RANK_TABLE", "table")}, level=0)
+    ranked = {"RankTable": table}
+    last = _op("max_sequence_len", ranked, {"Out": _of("LOD_TENSOR", "longest", "int64")})
+    steps = _op("lod_tensor_to_array", {"X": words, **ranked}, {"Out": _of("LOD_TENSOR_ARRAY", "steps")})
+    first, static_rows = (
+        _op("reorder_lod_tensor_by_rank", {"X": x, **ranked}, {"Out": _of("LOD_TENSOR", "ranked", "float32", width)})
+        for x, width in ((paddle.matmul(dense, _weight(4, _HIDDEN)), _HIDDEN), (words, 3))
+    )
+    i = paddle.zeros([1], "int64")
+    memory = paddle.tensor.array_write(first, i, _of("LOD_TENSOR_ARRAY", "memory"))
+    out, going = _of("LOD_TENSOR_ARRAY", "out"), paddle.less_than(i, last)
+    with nn.control_flow.While(going).block():
+        now = _op("read_from_array", {"X": steps, "I": i}, {"Out": _of("LOD_TENSOR", "now", "float32", 3)})
+        before = _op("read_from_array", {"X": memory, "I": i}, {"Out": _of("LOD_TENSOR", "before", "float32", _HIDDEN)})
+        own_rows, before = (
+            _op("shrink_rnn_memory", {"X": x, "I": i, **ranked}, {"Out": _of("LOD_TENSOR", "left", "float32", width)})
+            for x, width in ((static_rows, 3), (before, _HIDDEN))
+        )
+        pooled = _of("LOD_TENSOR", "pooled", "float32", 3)
+        _op("sequence_pool", {"X": own_rows}, {"Out": pooled, "MaxIndex": _of("LOD_TENSOR", "at", "int32", 3)},
+            pooltype="SUM")  # fmt: skip
+        h = paddle.tanh(paddle.matmul(now + pooled, weight) + paddle.matmul(before, own))
+        paddle.tensor.array_write(h, i, out)
+        paddle.increment(i)
+        paddle.tensor.array_write(h, i, memory)
+        paddle.assign(paddle.less_than(i, last), going)
+    return _op("array_to_lod_tensor", {"X": out, **ranked}, {"Out": _of("LOD_TENSOR", "rows", "float32", _HIDDEN)})
+
+
+def _searched(dense: Any, starts: Any, start_scores: Any) -> Any:
+    """Three steps of a beam search of width 2 over 5 words, as the decoders of 1.8 write it."""
+    table, own, words = _weight(5, 4), _weight(4, 4), _weight(4, 5)
+    i, last = paddle.zeros([1], "int64"), paddle.full([1], 3, "int64")
+    ids, scores, states = (_of("LOD_TENSOR_ARRAY", n, d) for n, d in (
+        ("ids", "int64"), ("scores", "float32"), ("states", "float32"),
+    ))  # fmt: skip
+    for x, array in ((starts, ids), (start_scores, scores), (dense, states)):
+        paddle.tensor.array_write(x, i, array)
+    going = paddle.less_than(i, last)
+    with nn.control_flow.While(going).block():
+        pre_ids, pre_scores, state = (
+            _op("read_from_array", {"X": array, "I": i}, {"Out": _of("LOD_TENSOR", "pre", dtype, width)})
+            for array, dtype, width in ((ids, "int64", 1), (scores, "float32", 1), (states, "float32", 4))
+        )
+        grown = _op("sequence_expand", {"X": state, "Y": pre_scores}, {"Out": _of("LOD_TENSOR", "grown", width=4)},
+                    ref_level=-1)  # fmt: skip
+        word = _op("lookup_table", {"W": table, "Ids": pre_ids}, {"Out": _of("LOD_TENSOR", "word", width=4)})
+        state = paddle.tanh(paddle.matmul(grown, own) + word)
+        likely = paddle.nn.functional.softmax(paddle.matmul(state, words))
+        best, places = _of("LOD_TENSOR", "best", width=3), _of("LOD_TENSOR", "places", "int64", 3)
+        _op("top_k", {"X": likely}, {"Out": best, "Indices": places}, k=3)
+        total = paddle.log(best) + pre_scores
+        total = _op("lod_reset", {"X": total, "Y": pre_scores}, {"Out": _of("LOD_TENSOR", "total", width=3)})
+        chosen, their = _of("LOD_TENSOR", "chosen", "int64"), _of("LOD_TENSOR", "their")
+        given = {"pre_ids": pre_ids, "pre_scores": pre_scores, "ids": places, "scores": total}
+        _op("beam_search", given, {"selected_ids": chosen, "selected_scores": their,
+                                   "parent_idx": _of("LOD_TENSOR", "parent", "int32")},
+            level=0, beam_size=2, end_id=1, is_accumulated=True)  # fmt: skip
+        paddle.increment(i)
+        for x, array in ((chosen, ids), (their, scores), (state, states)):
+            paddle.tensor.array_write(x, i, array)
+        paddle.assign(paddle.less_than(i, last), going)
+    found = _of("LOD_TENSOR", "sentences", "int64"), _of("LOD_TENSOR", "sentence_scores")
+    _op("beam_search_decode", {"Ids": ids, "Scores": scores}, {"SentenceIds": found[0], "SentenceScores": found[1]},
+        beam_size=2, end_id=1)  # fmt: skip
+    return found[1]
+
+
 _MODELS: list[tuple[str, Callable[..., Any], list[str]]] = [
     ("while", _looped, ["dense"]), ("while and cond", _nested, ["dense"]), ("cond", _chosen, ["dense"]),
     ("case", _cases, ["dense"]), ("recurrent", _stepped(False), ["steps"]), ("backwards", _stepped(True), ["steps"]),
-    ("arrays", _collected, ["dense"]),
+    ("arrays", _collected, ["dense"]), ("dynamic rnn", _dynamic, ["words", "dense"]),
+    ("beam search", _searched, ["dense", "starts", "start_scores"]),
 ]  # fmt: skip

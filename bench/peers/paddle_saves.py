@@ -20,7 +20,7 @@ import paddle
 from paddle import base, static
 from paddle.static import io, nn
 
-from bench.peers.fluid_models import FEEDS, LENGTHS, OPERATORS, Case
+from bench.peers.fluid_models import FEEDS, LEVELS, OPERATORS, Case
 from bench.peers.paddle_blocks import written as blocks_written
 
 STEPS = 3
@@ -56,9 +56,8 @@ def _network() -> tuple[Any, Any, Any, Any]:
 
 
 def _fed() -> dict[str, Any]:
-    lengths = [list(LENGTHS)]
     return {
-        name: base.create_lod_tensor(array, lengths, paddle.CPUPlace()) if len(array) == sum(LENGTHS) else array
+        name: base.create_lod_tensor(array, LEVELS[name], paddle.CPUPlace()) if name in LEVELS else array
         for name, array in FEEDS.items()
     }
 
@@ -98,9 +97,9 @@ def _write_operators(folder: Path) -> dict[str, np.ndarray]:
     main, startup = static.Program(), static.Program()
     with base.unique_name.guard(), static.program_guard(main, startup):
         fed = {
-            name: static.data(name, [-1, *array.shape[1:]], str(array.dtype), int(len(array) == sum(LENGTHS)))
+            name: static.data(name, [-1, *array.shape[1:]], str(array.dtype), len(LEVELS.get(name, ())))
             for name, array in FEEDS.items()
-            if name != "label"
+            if any(name in given for case in OPERATORS.values() for given in case.inputs.values())
         }
         made = {name: _case(case, fed) for name, case in OPERATORS.items()}
     executor = static.Executor(paddle.CPUPlace())
@@ -118,8 +117,9 @@ def _write_blocks(folder: Path) -> dict[str, np.ndarray]:
     for name, program, startup, feeds, fetch in blocks_written():
         executor = static.Executor(paddle.CPUPlace())
         executor.run(startup)
-        found[f"blocks/{name}"] = executor.run(program, feed=feeds, fetch_list=[fetch])[0]
-        _write_model(folder / name, executor, program, list(feeds), [fetch.name])
+        fed = {feed: value for feed, value in _fed().items() if feed in feeds}
+        found[f"blocks/{name}"] = np.array(executor.run(program, feed=fed, fetch_list=[fetch], return_numpy=False)[0])
+        _write_model(folder / name, executor, program, feeds, [fetch.name])
     return found
 
 

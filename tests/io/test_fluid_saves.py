@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bench.peers.fluid_models import FEEDS, LENGTHS
+from bench.peers.fluid_models import FEEDS, LEVELS
 from bench.peers.fluid_saves import SAVES
 from typer.testing import CliRunner
 
@@ -53,8 +53,7 @@ def converted(folder: Path) -> Path:
 
 def fed(*names: str) -> dict[str, Any]:
     return {
-        name: fluid.create_lod_tensor(FEEDS[name], [list(LENGTHS)]) if len(FEEDS[name]) == sum(LENGTHS) else FEEDS[name]
-        for name in names
+        name: fluid.create_lod_tensor(FEEDS[name], LEVELS[name]) if name in LEVELS else FEEDS[name] for name in names
     }
 
 
@@ -107,7 +106,7 @@ def test_a_conversion_back_gives_the_same_bytes(saves: Path, tmp_path: Path) -> 
         np.testing.assert_allclose(saved.values.reshape(-1), wanted.reshape(-1), rtol=1e-6)
 
 
-BLOCKS = ("while", "while and cond", "cond", "case", "recurrent", "backwards", "arrays")
+BLOCKS = ("while", "while and cond", "cond", "case", "recurrent", "backwards", "arrays", "dynamic rnn", "beam search")
 
 
 @pytest.mark.parametrize("model", ["network", "operators", *(f"blocks/{name}" for name in BLOCKS)])

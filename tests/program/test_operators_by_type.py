@@ -34,7 +34,7 @@ OTHERWISE = {("group_norm", "groups"), ("unique", "dtype"), ("lars_momentum", "l
 OLD_TYPES = {
     "isfinite", "cos_sim", "squeeze", "unsqueeze", "flatten", "expand_as", "pad_constant_like", "diag", "one_hot",
     "gaussian_random_batch_size_like", "lstm_unit", "space_to_depth", "smooth_l1_loss",
-    "margin_rank_loss", "mean_iou",
+    "lstmp", "margin_rank_loss", "mean_iou",
 }  # fmt: skip
 X = np.linspace(-1.0, 1.0, 12, dtype="float32").reshape(4, 3)
 

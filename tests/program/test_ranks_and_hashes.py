@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock as fluid
-from penstock.errors import OperatorError, ProgramError
+from penstock.errors import ArgumentError, OperatorError, ProgramError
 
 L: Any = fluid.layers
 LENGTHS = [2, 3, 0, 3, 1]
@@ -65,6 +65,62 @@ def test_a_table_needs_sequences() -> None:
         x = L.data("x", [1], dtype="int64", lod_level=1)
         with pytest.raises(ProgramError, match=r"lod_rank_table\(level=1\).*has 1 levels"):
             L.lod_rank_table(x, level=1)
+
+
+def test_an_array_of_steps_joins_to_the_same_rows() -> None:
+    values = np.random.default_rng(4).normal(size=(9, 2))
+    weights = np.random.default_rng(5).normal(size=(9, 2))
+    with fluid.program_guard(main := fluid.Program(), fluid.Program()):
+        x = L.data("x", [2], dtype="float64", lod_level=1, stop_gradient=False)
+        table = L.lod_rank_table(x)
+        steps = L.lod_tensor_to_array(x, table)
+        second = L.array_read(steps, L.fill_constant([1], "int64", 1))
+        rows = L.array_to_lod_tensor(steps, table)
+        (gradient,) = fluid.gradients(L.reduce_sum(rows * L.data("w", [2], dtype="float64", lod_level=1)), x)
+    assert fluid.Program.parse(str(main)) == main
+    feed = {"x": ragged(values, LENGTHS), "w": ragged(weights, LENGTHS)}
+    found, step, slope = fluid.Executor().run(main, feed, [rows, second, gradient], return_numpy=False)
+    np.testing.assert_array_equal(np.array(found), values)
+    assert found.recursive_sequence_lengths() == [LENGTHS]
+    np.testing.assert_array_equal(np.array(step), values[[3, 6, 1]])
+    np.testing.assert_allclose(np.array(slope), weights, rtol=1e-12)
+
+
+def test_memories_shrink_to_sequences_that_have_a_step() -> None:
+    values = np.arange(9.0)[:, None]
+    with fluid.program_guard(main := fluid.Program(), fluid.Program()):
+        words, x = L.data("words", [1], dtype="float64", lod_level=1), L.data("x", [2], dtype="float64")
+        table, i = L.lod_rank_table(words), L.fill_constant([1], "int64", 2)
+        left = L.shrink_memory(x, i, table)
+        own = L.shrink_memory(L.reorder_lod_tensor_by_rank(words, table), i, table)
+    feed = {"words": ragged(values, LENGTHS), "x": np.arange(10.0).reshape(5, 2)}
+    found, rows = fluid.Executor().run(main, feed, [left, own], return_numpy=False)
+    np.testing.assert_array_equal(np.array(found), feed["x"][:2])
+    np.testing.assert_array_equal(np.array(rows)[:, 0], [2, 3, 4, 5, 6, 7])
+    assert rows.recursive_sequence_lengths() == [[3, 3]]
+
+
+def test_an_array_of_other_steps_is_not_joined() -> None:
+    with fluid.program_guard(main := fluid.Program(), fluid.Program()):
+        x, y = (L.data(name, [1], dtype="float64", lod_level=1) for name in "xy")
+        rows = L.array_to_lod_tensor(L.lod_tensor_to_array(x, L.lod_rank_table(x)), L.lod_rank_table(y))
+    feed = {"x": ragged(np.zeros([4, 1]), [3, 1]), "y": ragged(np.zeros([4, 1]), [2, 2])}
+    with pytest.raises(OperatorError, match=r"steps of \[2, 1, 1\] rows, .*; the sequences .* have steps of \[2, 2\]"):
+        fluid.Executor().run(main, feed, [rows])
+
+
+def test_steps_are_of_sequences_of_one_level() -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        x, deep = L.data("x", [1]), L.data("deep", [1], lod_level=2)
+        table = L.lod_rank_table(deep)
+        with pytest.raises(ProgramError, match=r"lod_tensor_to_array needs rows of sequences of one level.*with 0"):
+            L.lod_tensor_to_array(x, table)
+        with pytest.raises(ProgramError, match=r"shrink_memory.* has 2 levels"):
+            L.shrink_memory(deep, L.fill_constant([1], "int64", 0), table)
+        with pytest.raises(ArgumentError, match="array_to_lod_tensor needs an array"):
+            L.array_to_lod_tensor(x, table)
+        with pytest.raises(ProgramError, match=r"array_to_lod_tensor: elements of .* nothing like that was written"):
+            L.array_to_lod_tensor(L.create_array("float32"), table)
 
 
 def test_hashes_of_ragged_ids_look_a_table_up() -> None:

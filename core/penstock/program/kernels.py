@@ -20,7 +20,8 @@ ARRAY_OPERATORS = frozenset(
     f"penstock.{name}"
     for name in (
         "array_write", "array_read", "array_length", "array_assign", "array_new", "array_of", "array_first",
-        "array_joined", "rows_with_lengths", "rows_between", "rows_repeated", "rows_counted",
+        "array_joined", "array_of_steps", "rows_of_steps", "rows_lasting", "rows_with_lengths", "rows_between",
+        "rows_repeated", "rows_counted",
         "rows_true", "rows_unique", "rows_matched", "rows_kept", "rows_judged", "rows_averaged",
         "beam_search", "beam_search_decode",
     )

@@ -2,7 +2,8 @@
 
 A block is recorded as it is run: in a While, in a case of a Switch, or as the step of a StaticRNN. Variables of blocks
 around it that it writes first begin before it.
-Source: while_op.cc, conditional_block_op.cc, select_input_op.cc, recurrent_op.cc, tensor_array_read_write_op.cc (1.8).
+Source: while_op.cc, conditional_block_op.cc, select_input_op.cc, recurrent_op.cc, tensor_array_read_write_op.cc,
+lod_tensor_to_array_op.cc, array_to_lod_tensor_op.cc, beam_search_decode_op.cc (1.8).
 """
 
 from __future__ import annotations
@@ -129,6 +130,26 @@ def _length(reader: Reader, op: Any, names: Names) -> None:
     reader.write(arguments(op.outputs)["Out"][0], value, names)
 
 
+def _steps(reader: Reader, op: Any, names: Names) -> None:
+    """An array of the steps of sequences, which only reads may follow: it takes the place of the one described."""
+    x, table = _operands(arguments(op.inputs), ["X", "RankTable"], op, names)
+    out = arguments(op.outputs)["Out"][0]
+    names.owner(out).own[out] = layers.lod_tensor_to_array(x, table)
+
+
+def _joined(reader: Reader, op: Any, names: Names) -> None:
+    value = layers.array_to_lod_tensor(*_operands(arguments(op.inputs), ["X", "RankTable"], op, names))
+    reader.write(arguments(op.outputs)["Out"][0], value, names)
+
+
+def _sentences(reader: Reader, op: Any, names: Names) -> None:
+    attrs, out = attributes(op), arguments(op.outputs)
+    ids, scores = _operands(arguments(op.inputs), ["Ids", "Scores"], op, names)
+    made = layers.beam_search_decode(ids, scores, attrs["beam_size"], attrs["end_id"])
+    for slot, value in zip(("SentenceIds", "SentenceScores"), made, strict=True):
+        reader.write(out[slot][0], value, names)
+
+
 def _operands(given: dict[str, list[str]], slots: Sequence[str], op: Any, names: Names) -> list[Any]:
     return [names.read(given[slot][0], op.type) for slot in slots]
 
@@ -136,5 +157,6 @@ def _operands(given: dict[str, list[str]], slots: Sequence[str], op: Any, names:
 RUNS: dict[str, Runs] = {
     "while": _while, "conditional_block": _conditional, "conditional_block_infer": _conditional,
     "select_input": _select, "recurrent": _recurrent, "write_to_array": _array, "read_from_array": _element,
-    "lod_array_length": _length,
+    "lod_array_length": _length, "lod_tensor_to_array": _steps, "array_to_lod_tensor": _joined,
+    "beam_search_decode": _sentences,
 }  # fmt: skip

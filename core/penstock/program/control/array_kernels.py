@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.program.control import arrays, beam_search, detections, matching, suppression
+from penstock.program.control import arrays, beam_search, detections, matching, ranked, suppression
 from penstock.program.control.arrays import Element
 
 _Kernel = Callable[..., tuple[Any, ...]]
@@ -86,6 +86,9 @@ _KERNELS: dict[str, _Kernel] = {
     "penstock.array_first": lambda array: (arrays.read(array, torch.zeros(1, dtype=torch.int64)),),
     "penstock.array_length": lambda array: (torch.tensor([len(array)]),),
     "penstock.array_joined": _joined,
+    "penstock.array_of_steps": ranked.to_steps,
+    "penstock.rows_of_steps": ranked.from_steps,
+    "penstock.rows_lasting": ranked.lasting,
     "penstock.rows_with_lengths": _rows_with_lengths,
     "penstock.rows_between": _rows_between,
     "penstock.rows_repeated": _rows_repeated,

@@ -79,18 +79,36 @@ def dynamic_lstmp(
     hidden, prefix = size // 4, name or default_main_program().unique("lstmp")
     with name_scope(prefix):
         weights = _weights(prefix, param_attr, bias_attr, hidden, proj_size, dtype, use_peepholes)
-        rows = sequence_reverse(input) if is_reverse else input
-        rnn = DynamicRNN()
-        with rnn.block():
-            x = rnn.step_input(rows)
-            before = rnn.memory(init=h_0, shape=[proj_size], dtype=dtype)
-            cell = rnn.memory(init=c_0, shape=[hidden], dtype=dtype)
-            found, after = _step(x, before, cell, weights, kinds, (cell_clip, proj_clip))
-            rnn.update_memory(before, found)
-            rnn.update_memory(cell, after)
-            rnn.output(found, after)
-        projected, cells = rnn()
-        return (sequence_reverse(projected), sequence_reverse(cells)) if is_reverse else (projected, cells)
+        clips = (cell_clip, proj_clip)
+        return projected_lstm(input, weights, (h_0, c_0), kinds, clips, is_reverse=is_reverse)
+
+
+def projected_lstm(
+    input: Any,
+    weights: tuple[Any, Any, Any, Any],
+    first: tuple[Any, Any],
+    kinds: tuple[str, ...],
+    clips: tuple[float | None, float | None],
+    *,
+    is_reverse: bool,
+) -> tuple[Any, Any]:
+    """Return the projected outputs and the cells of an LSTM over ragged rows, of weights that are there.
+
+    `weights`: the recurrent one, the projection, the bias of the gates, and peepholes [3, h] or None; `first`: memories
+    or None for zeros; `kinds`: activations of gates, cell, candidate and projection. See `dynamic_lstmp`.
+    """
+    rows, (hidden, proj_size) = sequence_reverse(input) if is_reverse else input, weights[1].desc.shape
+    rnn = DynamicRNN()
+    with rnn.block():
+        x = rnn.step_input(rows)
+        before = rnn.memory(init=first[0], shape=[proj_size], dtype=weights[0].desc.dtype)
+        cell = rnn.memory(init=first[1], shape=[hidden], dtype=weights[0].desc.dtype)
+        found, after = _step(x, before, cell, weights, kinds, clips)
+        rnn.update_memory(before, found)
+        rnn.update_memory(cell, after)
+        rnn.output(found, after)
+    projected, cells = rnn()
+    return (sequence_reverse(projected), sequence_reverse(cells)) if is_reverse else (projected, cells)
 
 
 def _expect(input: Any, size: int, proj_size: int, kinds: tuple[str, ...]) -> None:
