@@ -205,7 +205,7 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
         agents, hub, ingest, logs, recorder,
         Completeness(jobs, recorder, counts), exchanges, diagnoses, advices, metrics, leases, publisher, scheduling,
         Plans(database, scheduling, agents), Projects(database), Audit(database), hangs,
-        Drains(database, clock, logs.tail),
+        Drains(database, clock, agents, logs.tail),
         Stacks(database, clock, jobs, agents), Recordings(database, clock, jobs, agents),
         webhooks, Deliveries(database, clock, webhooks, Sender(settings.webhook_allow)),
         Traces(database, clock, Collector(settings.otlp_endpoint) if settings.otlp_endpoint else None), [],

@@ -25,12 +25,11 @@ from penstock.protocol.agent import (
 )
 from penstock.protocol.frames import Frame, Kind, decode_header, encode
 from penstock_worker import messages
-from penstock_worker.agent import life
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.logtail import LogTail
 from penstock_worker.outgoing import Outgoing
 from penstock_worker.reconcile import Forget, Observed, Start, Stop, reconcile
-from penstock_worker.replica import Replica
+from penstock_worker.replica import Replica, life
 from penstock_worker.spool import Spool
 
 
@@ -77,7 +76,7 @@ class Held:
             replica_id=desired.replica_id, epoch=desired.epoch, state="PREPARING", pid=None, exit_code=None,
             signal=None, detail="",
         )  # fmt: skip
-        self.draining = self.confirmed = self.stopping = False
+        self.draining = self.confirmed = self.stopping = self.noticed = False
         self.end_due_at: float | None = None
         self.ended_at = float("inf")  # never so long ago that it is forgotten without an acknowledgement
         self.log = LogTail(machine.folder / "log")

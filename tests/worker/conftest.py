@@ -40,6 +40,7 @@ class FakeServer:
     grace_s: float = 30.0
     ttl_s: float = 15.0
     desired: list[dict[str, Any]] = field(default_factory=list)
+    preempted: dict[str, dict[str, Any]] = field(default_factory=dict)
     reports: list[dict[str, Any]] = field(default_factory=list)
     hellos: list[dict[str, Any]] = field(default_factory=list)
     frames: list[bytes] = field(default_factory=list)
@@ -66,12 +67,18 @@ class FakeServer:
             self._server.close(close_connections=True)
             await self._server.wait_closed()
 
-    async def want(self, *replicas: dict[str, Any]) -> None:
-        """Ask for these replicas: at once, or of an agent that has just closed its connection after its next hello."""
-        self.desired = list(replicas)
+    async def want(self, *replicas: dict[str, Any], preempted: dict[str, dict[str, Any]] | None = None) -> None:
+        """Ask for these replicas: at once, or of an agent that has just closed its connection after its next hello.
+
+        `preempted`: of others, by id, why they are, and the seconds that they have.
+        """
+        self.desired, self.preempted = list(replicas), preempted or {}
         if self._connection is not None:
             with contextlib.suppress(ConnectionClosed):
-                await self._say({"type": "desired", "replicas": self.desired})
+                await self._want()
+
+    async def _want(self) -> None:
+        await self._say({"type": "desired", "replicas": self.desired, "preempted": self.preempted})
 
     async def _say(self, message: dict[str, Any]) -> None:
         assert self._connection is not None
@@ -99,7 +106,7 @@ class FakeServer:
                 offsets = {key: len(value) for key, value in self.logs.items()}
                 welcome = {"type": "welcome", "node_id": "n1", "lease_ttl_s": self.ttl_s, "grace_s": self.grace_s}
                 await self._say({**welcome, "log_offsets": offsets})
-                await self._say({"type": "desired", "replicas": self.desired})
+                await self._want()
             case "beat":
                 self.heartbeats.append(fields)
                 now_ns = time.time_ns() - self.agent_ahead_ns

@@ -13,9 +13,15 @@ GRACE_S = 5.0
 
 
 def facts(
-    now: float = 0.0, *, main: bool = True, others: bool = False, ask: Ask = Ask.NOTHING, lease_end: float = 1e9
+    now: float = 0.0,
+    *,
+    main: bool = True,
+    others: bool = False,
+    ask: Ask = Ask.NOTHING,
+    lease_end: float = 1e9,
+    notice_end: float = 1e9,
 ) -> Facts:
-    return Facts(now, main, others, ask, lease_end)
+    return Facts(now, main, others, ask, lease_end, notice_end)
 
 
 def test_a_replica_runs_on_without_requests_while_leased() -> None:

@@ -168,7 +168,7 @@ def restarts_are_charged_rightly(history: History) -> Iterator[Violation]:
                 charged[replica.job_id].append(event)
             if event.after == ReplicaState.RUNNING:
                 started.add((replica.job_id, replica.attempt))
-        elif event.kind == "job" and event.after == JobState.RECOVERING:
+        elif event.kind == "job" and event.after == JobState.RECOVERING != event.before:
             free = (event.subject, attempt[event.subject]) not in started and event.reason == StopReason.NODE_LOST
             free |= event.reason == StopReason.PREEMPTED and event.subject not in pays_for_preemption
             if not free:

@@ -50,8 +50,8 @@ from penstock_worker.accounts import Account, open_way
 from penstock_worker.background import in_thread
 from penstock_worker.identity import FILE, Identity
 from penstock_worker.outgoing import Outgoing
-from penstock_worker.reconcile import Forget, Life, Observed, Start, Stop, reconcile
-from penstock_worker.replica import Replica, load
+from penstock_worker.reconcile import NONE_PREEMPTED, Forget, Life, Observed, Preempt, Start, Stop, reconcile
+from penstock_worker.replica import Replica, life, load
 from penstock_worker.snapshots import SnapshotCache
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.2, 5.0
@@ -59,7 +59,6 @@ IDLE_S = 0.1  # how often a quiet sender looks whether a log has grown
 # Of a signalled stop, together below 10 s: SIGTERM's turn, SIGKILL's, reading the telemetry sockets, reporting the ends
 # after their last frames, then without, closing the connection.
 STOP_GRACE_MAX_S, KILL_MAX_S, DRAIN_S, FAREWELL_S, CLOSE_S = 5.0, 2.0, 0.5, 0.5, 0.5
-KEEP_UNACKED_S = 600.0  # a server that no longer knows a replica never acknowledges its log
 MAX_MESSAGE_BYTES = 16 << 20
 _log = logging.getLogger(__name__)
 
@@ -94,6 +93,7 @@ class Agent:
         self._cache = SnapshotCache(settings.state_dir / "snapshots", self._download)
         self._replicas: dict[str, Replica] = {}
         self._desired: dict[str, Desired] | None = None
+        self._preempted = NONE_PREEMPTED
         self._keep_state: list[str] | None = None
         self._removing: dict[Path, asyncio.Task[None]] = {}
         self._outgoing: Outgoing | None = None
@@ -181,7 +181,7 @@ class Agent:
         if self._desired is None or self._stopping:
             return
         observed = {key: Observed(value.desired.epoch, life(value)) for key, value in self._replicas.items()}
-        for instruction in reconcile(self._desired, observed):
+        for instruction in reconcile(self._desired, observed, self._preempted):
             match instruction:
                 case Start(desired):
                     replica = self._replica(desired)
@@ -189,6 +189,8 @@ class Agent:
                     self._watch(replica, self._run(replica))
                 case Stop(replica_id):
                     self._replicas[replica_id].stop()
+                case Preempt(replica_id, order):
+                    self._replicas[replica_id].preempt(order)
                 case Forget(replica_id):
                     self._replicas.pop(replica_id).forget()
                     self._work.pop(replica_id, None)
@@ -420,7 +422,7 @@ class Agent:
     def _on_message(self, message: FromServer, outgoing: Outgoing) -> None:
         match message:
             case DesiredSet(replicas=replicas, refused=refused, keep_state=keep_state):
-                self._keep_state = keep_state
+                self._keep_state, self._preempted = keep_state, message.preempted
                 self._served = self._served or bool(keep_state) or bool(replicas)
                 self._desired = {desired.replica_id: desired for desired in replicas}
                 for order in refused:
@@ -463,16 +465,6 @@ class Agent:
             answer = StackAnswer(request_id=order.request_id, error=said, skip=order.skip)
         outgoing.answers.append(answer.encode())
         self._wake.set()
-
-
-def life(replica: Replica) -> Life:
-    """Return how far a replica is, as `reconcile` needs it."""
-    if not replica.report.terminal:
-        return Life.STOPPING if replica.stopping else Life.ALIVE
-    relayed = replica.log.settled and replica.frames.empty
-    if replica.confirmed and (relayed or lease.now() - replica.ended_at > KEEP_UNACKED_S):
-        return Life.SETTLED
-    return Life.ENDED
 
 
 def _address(websocket: ClientConnection) -> str:

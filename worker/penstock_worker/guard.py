@@ -9,7 +9,8 @@ starts fast.
 
 SIGTERM or SIGINT: stop (SIGTERM to all, SIGKILL after `stop_grace_s`). SIGUSR1: SIGKILL at once.
 Without news from agent or server it goes on, unless the job asked for a stop (`on_disconnect`): then the guard has a
-lease, and stops the replica by itself when that and its grace are over. `step` decides, `main` does.
+lease, and stops the replica by itself when that and its grace are over. It also stops it at the end of a notice of
+preemption (`penstock.protocol.preemption`). `step` decides, `main` does.
 
 How the replica ended is written into space that was reserved before it started: a disk that it filled must not make
 its end unknown, since an end that is unknown is followed by another attempt.
@@ -33,6 +34,8 @@ from typing import Any, NoReturn
 
 from penstock.process import cell, proc
 from penstock.process.hiding import hide
+from penstock.process.private import read_private
+from penstock.protocol import preemption
 from penstock_worker import lease
 from penstock_worker.accounts import Account, privately
 
@@ -48,7 +51,7 @@ class Order:
     """What to run. `lease`: path of the lease file, or ''; `lease_end`: boot time of its end, until it is read.
 
     `hidden`: paths that it is not to see. `limits`: fields of `cell.Limits`; `name`: of its control group.
-    `account`: fields of the `Account` that it runs as; None: the guard's own user.
+    `account`: fields of the `Account` that it runs as; None: the guard's own user. `notice`: path of a preemption's.
     """
 
     argv: list[str]
@@ -61,6 +64,7 @@ class Order:
     limits: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     account: dict[str, Any] | None = None
+    notice: str = ""
 
 
 class Phase(Enum):
@@ -91,13 +95,14 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was seen. `others`: processes below the guard, without the entrypoint itself."""
+    """What was seen. `others`: processes below the guard, without the entrypoint. `notice_end`: of a preemption."""
 
     now: float
     main: bool
     others: bool
     ask: Ask
     lease_end: float
+    notice_end: float = math.inf
 
 
 def step(state: State, facts: Facts, *, stop_grace_s: float) -> tuple[State, signal.Signals | None]:
@@ -120,6 +125,8 @@ def _from_running(facts: Facts, stop_grace_s: float) -> tuple[State, signal.Sign
         return State(Phase.ENDING, facts.now + stop_grace_s, "stopped"), signal.SIGTERM
     if facts.now >= facts.lease_end:
         return State(Phase.ENDING, facts.now + stop_grace_s, "lease expired"), signal.SIGTERM
+    if facts.now >= facts.notice_end:
+        return State(Phase.ENDING, facts.now + stop_grace_s, "preempted"), signal.SIGTERM
     return State(), None
 
 
@@ -196,11 +203,18 @@ def _run(folder: Path, order: Order, bounds: cell.Cell) -> tuple[State, Outcome]
         lease_end = lease_end if current is None else current.end
         # The walk over /proc is only needed when the replica ends.
         below = proc.descendants(os.getpid()) if not main_alive or state.phase is not Phase.RUNNING else []
-        facts = Facts(lease.now(), main_alive, any(child != pid for child in below), ask, lease_end)
+        others = any(child != pid for child in below)
+        facts = Facts(lease.now(), main_alive, others, ask, lease_end, _notice_end(order.notice))
         state, number = step(state, facts, stop_grace_s=order.stop_grace_s)
         if number is not None:
             proc.send(proc.descendants(os.getpid()), number)
     return state, outcome
+
+
+def _notice_end(path: str) -> float:
+    """Return when the notice of a preemption ends, on the clock of leases; infinity without one."""
+    found = preemption.decode(read_private(Path(path))) if path else None
+    return math.inf if found is None else found.until
 
 
 def _write_started(folder: Path, child: int | None, limits: str = "") -> None:

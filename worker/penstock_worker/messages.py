@@ -48,7 +48,7 @@ def parse(text: str) -> FromServer:
     try:
         fields = json.loads(text)
         if isinstance(fields, dict) and fields.get("type") == "desired" and isinstance(fields.get("replicas"), list):
-            return _desired_set(fields["replicas"], fields.get("keep_state"))
+            return _desired_set(fields["replicas"], fields)
         return FROM_SERVER.validate_python(fields)
     except ValidationError as error:
         raise PeerError(f"the server sent a message that the agent cannot read: {_words(error)}") from error
@@ -56,7 +56,7 @@ def parse(text: str) -> FromServer:
         raise PeerError(f"the server sent a message that is no JSON: {error}") from error
 
 
-def _desired_set(orders: list[Any], keep_state: Any) -> DesiredSet:
+def _desired_set(orders: list[Any], fields: dict[str, Any]) -> DesiredSet:
     """Part what can be read from what cannot. Raises ValidationError for an order without a readable id and epoch."""
     readable: list[Desired] = []
     refused: list[Refused] = []
@@ -66,8 +66,7 @@ def _desired_set(orders: list[Any], keep_state: Any) -> DesiredSet:
         except ValidationError as error:
             detail = f"this node cannot read its order: {_words(error)}"
             refused.append(Refused.model_validate(order).model_copy(update={"detail": detail}))
-    fields = {"type": "desired", "replicas": readable, "refused": refused, "keep_state": keep_state}
-    return DesiredSet.model_validate(fields)
+    return DesiredSet.model_validate({**fields, "replicas": readable, "refused": refused})
 
 
 def stub(order: Refused) -> Desired:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from penstock.errors import PeerError
 from penstock.process.private import read_private, write_private
-from penstock.protocol import recording
+from penstock.protocol import preemption, recording
 from penstock.protocol.frames import MAX_FRAME_BYTES, SPOOLED, decode_header
 from penstock_worker.accounts import WAY, Account
 from penstock_worker.buffer import AGAIN, FrameBuffer
@@ -130,13 +130,24 @@ class Relay:
         except OSError as error:
             _log.warning("recording in full was not asked for on %s: %s", self.path, error)
 
+    @property
+    def notice_path(self) -> Path:
+        """Where the notice of a preemption to the processes that send here lies, and their answer to it."""
+        return preemption.notice_path(self.path)
+
+    def give_notice(self, content: bytes) -> None:
+        """Ask the processes that send here to save and to end. Raises OSError."""
+        write_private(self.notice_path, content)
+        self._give(self.notice_path)
+
     def _give(self, path: Path) -> None:
         """Let who runs as `account` use a file in a folder that only this process writes to. Raises OSError."""
         if self.account is not None:
             os.chown(path, self.account.uid, self.account.gid, follow_symlinks=False)
 
     def abandon(self) -> None:
-        """Close the connections that `close` has not seen the ends of."""
+        """Close the connections that `close` has not seen the ends of, and remove what it leaves."""
+        self.notice_path.unlink(missing_ok=True)
         for task in self._reading:
             task.cancel()
 

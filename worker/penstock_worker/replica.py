@@ -27,16 +27,18 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.process import cell, proc
 from penstock.process.end import open_process_end
 from penstock.process.group import ProcessGroup
-from penstock.protocol import contract
-from penstock.protocol.agent import Desired, ReplicaReport
+from penstock.process.private import read_private
+from penstock.protocol import contract, preemption
+from penstock.protocol.agent import Desired, Preemption, ReplicaReport
 from penstock.protocol.environment import passes_from_node
-from penstock.protocol.states import PREEMPTED
+from penstock.protocol.states import NOT_SAVED, PREEMPTED, SAVED_AT
 from penstock.settings import CHECKPOINT_DIR, CHECKPOINT_EVERY_STEPS, CHECKPOINT_KEEP, PS_LEASE_S
 from penstock_worker import guard, lease, ports, relay, snapshots, statedirs
 from penstock_worker.accounts import PRIVATE, WAY, Account, privately
 from penstock_worker.background import in_thread
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.logtail import LogTail
+from penstock_worker.reconcile import Life
 from penstock_worker.spool import Spool
 
 REPLICA, WORK, SPOOL = "replica.json", "work", "spool"
@@ -44,6 +46,7 @@ NEVER_STARTED = "stopped before it was started"
 PREPARE_FAILED = 125  # exit code when the replica could not even be prepared
 POLL_S = 0.02
 PORT_WAIT_S = 5.0
+KEEP_UNACKED_S = 600.0  # a server that no longer knows a replica never acknowledges its log
 _log = logging.getLogger(__name__)
 
 
@@ -69,6 +72,7 @@ class Replica:
         self.draining = False
         self.confirmed = False
         self.stopping = False
+        self.noticed = False  # it was asked to save and to end
         self.preempted_by = ""  # why its node leaves, if it is ended for that
         self.log = LogTail(folder / guard.LOG)
         self.frames = FrameBuffer(stream=desired.stream, epoch=desired.epoch, name=secrets.token_hex(8))
@@ -169,6 +173,7 @@ class Replica:
             "limits": {} if self.desired.limits is None else self.desired.limits.model_dump(),
             "name": self.desired.replica_id,
             "account": None if account is None else asdict(account),
+            "notice": str(self.relay.notice_path),
         }
         lease.write_json(self.folder / guard.ORDER, order)
 
@@ -225,8 +230,7 @@ class Replica:
             _log.warning("the end of replica %s could not be written: %s", self.desired.replica_id, error)
         self.ended_at = lease.now()
         self.draining = True
-        if self.preempted_by and fields["state"] == "KILLED":
-            fields = {**fields, "detail": f"{PREEMPTED}{self.preempted_by}"}
+        fields = _preempted(fields, self.preempted_by, preemption.decode(read_private(self.relay.notice_path)))
         update = {name: fields[name] for name in ("state", "exit_code", "signal", "detail")}
         self._set(self.report.model_copy(update=update))  # before the first await: a cancelled task must not lose it
         try:
@@ -256,6 +260,20 @@ class Replica:
         if self._guard is not None and self.report.state == "RUNNING":
             proc.send([self._guard], self._stop_signal)
 
+    def preempt(self, order: Preemption) -> None:
+        """Ask the replica to save and to end by itself. One that does not run yet is stopped. Returns at once.
+
+        From here on its guard sees to the end of the notice, also without this agent.
+        """
+        try:
+            if self.report.state == "RUNNING":
+                self.relay.give_notice(preemption.encode(lease.now() + order.grace_s, order.why))
+                self.noticed = True
+                return
+        except OSError as error:  # a full disk
+            _log.warning("replica %s is stopped without a notice: %s", self.desired.replica_id, error)
+        self.stop()
+
     def forget(self) -> None:
         """Remove the folder. Only for a replica that has ended."""
         self.relay.abandon()
@@ -269,6 +287,7 @@ class Replica:
         """
         self.relay.account = account
         started = _read(self.folder / guard.STARTED)
+        self.noticed = self.relay.notice_path.exists()
         self.relay.recall()
         if (self.folder / guard.EXIT).exists():
             await self._end(self._read_exit())
@@ -290,6 +309,28 @@ def load(folder: Path) -> Desired | None:
     except ValidationError as error:
         _log.warning("%s is not readable: %s", folder / REPLICA, error)
         return None
+
+
+def _preempted(fields: dict[str, Any], why: str, notice: preemption.Notice | None) -> dict[str, Any]:
+    """Return how a replica ended, where it was preempted. `why`: its node leaves, or ''; `notice`: that it got."""
+    if notice is not None and notice.saved is not None:
+        return {**fields, "state": "KILLED", "detail": f"{SAVED_AT}{notice.saved}"}
+    if fields["state"] != "KILLED" or not (why or notice):
+        return fields
+    if notice is None:
+        return {**fields, "detail": f"{PREEMPTED}{why}"}
+    return {**fields, "detail": f"{PREEMPTED}{why or notice.why}{NOT_SAVED}"}
+
+
+def life(replica: Replica) -> Life:
+    """Return how far a replica is, as `reconcile` needs it."""
+    if not replica.report.terminal:
+        running = Life.NOTICED if replica.noticed else Life.ALIVE
+        return Life.STOPPING if replica.stopping else running
+    relayed = replica.log.settled and replica.frames.empty
+    if replica.confirmed and (relayed or lease.now() - replica.ended_at > KEEP_UNACKED_S):
+        return Life.SETTLED
+    return Life.ENDED
 
 
 def _start_guard(folder: Path) -> ProcessGroup:

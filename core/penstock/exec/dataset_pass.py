@@ -77,15 +77,16 @@ class Saves:
             )
         self._manager, self._position = manager, position
         self._turn = threading.Condition()
-        self._at_work, self._saving, self._saved_at = 0, False, -1
+        self._at_work, self._saving, self._saved_at, self._over = 0, False, -1, False
 
-    def begin(self) -> None:
-        """Go to work: before a batch is taken."""
+    def begin(self) -> bool:
+        """Go to work: before a batch is taken. False if a save has ended the training: it is preempted."""
         if self._manager is None:
-            return
+            return True
         with self._turn:
             self._turn.wait_for(lambda: not self._saving)
-            self._at_work += 1
+            self._at_work += not self._over
+            return not self._over
 
     def end(self, *, trained: bool) -> None:
         """Be at work no more. `trained`: on a batch; it is counted, and saved if that is due, which may raise."""
@@ -107,6 +108,9 @@ class Saves:
             self._turn.wait_for(lambda: not self._at_work)
             self._saved_at = manager.num_steps
             manager.save(position=self._position())
+        except SystemExit:
+            self._over = True
+            raise
         finally:
             self._saving = False
             self._turn.notify_all()
@@ -323,7 +327,7 @@ class _Pass:
         try:
             while not self._stop.is_set() and self._one(step, (), thread=thread) is not None:
                 pass
-        except Exception as error:  # noqa: BLE001 - the thread's boundary: `train` raises it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the thread's boundary: `train` raises it
             with self._lock:
                 self._error = self._error or error
             self._end()
@@ -356,7 +360,8 @@ class _Pass:
         self, step: Step, names: Sequence[str], profile: Profile | None = None, *, thread: int = 0
     ) -> tuple[int, list[Any]] | None:
         found = None
-        self._saves.begin()
+        if not self._saves.begin():
+            return None
         try:
             found = self._train_one(step, names, profile, thread)
         finally:

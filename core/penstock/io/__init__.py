@@ -25,6 +25,7 @@ from penstock.dataset.readers import (
 from penstock.dataset.samples import BatchSampler, Dataset, default_collate_fn
 from penstock.io import load_operator as _load_operator  # noqa: F401 - of Programs that were saved
 from penstock.io.checkpoints.fence import StaleAttempt
+from penstock.io.checkpoints.preemption import Preempted
 from penstock.io.checkpoints.restoring import Restored
 from penstock.io.checkpoints.saving import CheckpointManager
 from penstock.io.checkpoints.server_parts import OtherCheckpoint
@@ -49,8 +50,8 @@ from penstock.io.states import (
 
 __all__ = [
     "BatchSampler", "CheckpointManager", "ComposeNotAligned", "DataLoader", "Dataset", "OtherCheckpoint",
-    "PyReader", "Restored", "StaleAttempt", "batch", "buffered", "cache", "chain", "compose", "default_collate_fn",
-    "firstn", "get_parameter_value", "get_parameter_value_by_name", "get_program_parameter",
+    "Preempted", "PyReader", "Restored", "StaleAttempt", "batch", "buffered", "cache", "chain", "compose",
+    "default_collate_fn", "firstn", "get_parameter_value", "get_parameter_value_by_name", "get_program_parameter",
     "get_program_persistable_vars", "is_parameter", "is_persistable", "load", "load_inference_model",
     "load_params", "load_persistables", "load_program_state", "load_vars", "map_readers", "multiprocess_reader",
     "save", "save_inference_model", "save_params", "save_persistables", "save_vars", "set_program_state",

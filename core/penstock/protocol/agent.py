@@ -256,10 +256,18 @@ class Refused(Message):
     detail: str = ""
 
 
+class Preemption(Message):
+    """Why a replica is preempted, and the seconds that it has to save at a step boundary (`protocol.preemption`)."""
+
+    why: Text = ""
+    grace_s: float = Field(ge=0)
+
+
 class DesiredSet(Message):
     """The whole set of replicas that a node should run.
 
     `keep_state`: jobs that go on, whose pservers' state is retained; None: an older server, which does not send it.
+    `preempted`: by id, replicas that are not wanted any more and are asked to save first; an older agent stops them.
     `refused`: set by the agent that reads the message.
     """
 
@@ -267,6 +275,7 @@ class DesiredSet(Message):
     replicas: list[Desired]
     refused: list[Refused] = Field(default_factory=list)
     keep_state: list[str] | None = None
+    preempted: dict[str, Preemption] = Field(default_factory=dict)
 
 
 class LogAck(Message):

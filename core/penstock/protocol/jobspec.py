@@ -170,10 +170,14 @@ class Restart(Strict):
 
 
 class Checkpoint(Strict):
-    """How often a checkpoint is written, and how many are retained."""
+    """How often a checkpoint is written, how many are retained, and how long a preempted attempt has to write one."""
 
     every_steps: int = Field(500, ge=1)
     keep: int = Field(3, ge=1)
+    preempt_grace_s: float = Field(
+        30.0, ge=0, le=3600,
+        description="seconds that a preempted attempt has to save at a step boundary before it is stopped; 0: none",
+    )  # fmt: skip
 
 
 class ReplicaLimits(Strict):

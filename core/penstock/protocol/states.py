@@ -98,7 +98,13 @@ NODE_TRANSITIONS: dict[NodeState, frozenset[NodeState]] = {
 }
 
 PREEMPTED = "preempted: "
-"""How the detail of a replica begins that was ended because its node leaves."""
+"""How the detail of a replica begins that was ended because its attempt makes room, or its node leaves."""
+
+SAVED_AT = PREEMPTED + "it ended in order, with a checkpoint of step "
+"""How the detail of a trainer begins that has saved at a step boundary (`preemption`); the step follows."""
+
+NOT_SAVED = "; it had saved at no step boundary by then"
+"""How the detail of a preempted replica ends that was asked to save and did not."""
 
 OUT_OF_MEMORY = "out of memory"
 """How the detail of a replica begins that took more memory than its job's limits allow."""
@@ -107,6 +113,12 @@ TERMINAL_JOB = frozenset({J.SUCCEEDED, J.FAILED, J.CANCELLED})
 ACTIVE_JOB = tuple(state for state in J if state not in TERMINAL_JOB)
 TERMINAL_REPLICA = frozenset({R.EXITED, R.KILLED, R.LOST})
 LIVE_REPLICA = tuple(state for state in R if state not in TERMINAL_REPLICA)
+
+
+def saved_step(detail: str) -> int | None:
+    """Return the step that a preempted trainer has saved and ended after, None if it has not."""
+    step = detail.removeprefix(SAVED_AT)
+    return int(step) if step != detail and step.isascii() and step.isdecimal() and len(step) < 19 else None
 
 
 def terminal_of(reason: StopReason) -> JobState:

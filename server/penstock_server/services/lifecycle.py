@@ -116,8 +116,10 @@ class _Failure:
 
 def decide(job: JobFacts) -> Step | Replace | None:
     """Return the next change of the job, or None while there is nothing to do."""
-    if job.state in TERMINAL_JOB or job.state in (JobState.CREATED, JobState.QUEUED, JobState.RECOVERING):
+    if job.state in TERMINAL_JOB or job.state in (JobState.CREATED, JobState.QUEUED):
         return None
+    if job.state is JobState.RECOVERING:
+        return _after_all(job)
     if job.state is JobState.STOPPING:
         return _finish(job)
     if job.attached:
@@ -127,9 +129,7 @@ def decide(job: JobFacts) -> Step | Replace | None:
         return _fail(job, failure)
     if job.state is JobState.STARTING and all(_is_up(r) for r in job.replicas):
         return Step(JobState.RUNNING, "", _running(job.replicas))
-    if all(_is_done(r) for r in job.replicas if r.role == "trainer"):
-        return Step(JobState.STOPPING, StopReason.COMPLETED, "every trainer ended with exit code 0")
-    return None
+    return _completed(job)
 
 
 def hung(job: JobFacts, why: str) -> Step:
@@ -194,6 +194,17 @@ def _running(replicas: tuple[ReplicaFacts, ...]) -> str:
         if count:
             parts.append(f"{count} {role}{'s' if count > 1 else ''}")
     return f"runs {' and '.join(parts) or 'nothing more'} on {where}"
+
+
+def _after_all(job: JobFacts) -> Step | None:
+    """End a job whose preempted attempt came to its end before its notice was over: nothing is left to repeat."""
+    return _completed(job) if job.reason == StopReason.PREEMPTED and job.replicas and not job.attached else None
+
+
+def _completed(job: JobFacts) -> Step | None:
+    if all(is_done(r) for r in job.replicas if r.role == "trainer"):
+        return Step(JobState.STOPPING, StopReason.COMPLETED, "every trainer ended with exit code 0")
+    return None
 
 
 def _decide_attached(job: JobFacts) -> Step | None:
@@ -337,7 +348,8 @@ def _is_up(replica: ReplicaFacts) -> bool:
     )
 
 
-def _is_done(replica: ReplicaFacts) -> bool:
+def is_done(replica: ReplicaFacts) -> bool:
+    """Whether a process ended by itself and well."""
     return replica.state is ReplicaState.EXITED and replica.exit_code == 0 and replica.signal is None
 
 

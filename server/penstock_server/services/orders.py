@@ -6,19 +6,22 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from penstock.protocol.agent import CheckpointOrder, Desired, DesiredSet, LimitsOrder
+from penstock.protocol.agent import CheckpointOrder, Desired, DesiredSet, LimitsOrder, Preemption
 from penstock.protocol.contract import CollectiveJob, PserverJob
 from penstock.protocol.jobspec import JobSpec, memory_bytes
-from penstock.protocol.states import ACTIVE_JOB, LIVE_REPLICA, JobState, ReplicaState
+from penstock.protocol.states import ACTIVE_JOB, LIVE_REPLICA, JobState, ReplicaState, StopReason
 from penstock_server.db import Database
+from penstock_server.services import preemption
 from penstock_server.services.addresses import Site, addresses
 from penstock_server.services.backoff import Span, is_due, starts_at
 from penstock_server.services.lifecycle import may_linger
+from penstock_server.services.settle import facts_of
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
 
 _PLACED = [s.value for s in ACTIVE_JOB if s not in (JobState.CREATED, JobState.QUEUED)]
@@ -56,7 +59,7 @@ async def desired(
     a while after its trainers are done, until it is `released`. One in the place of others that failed soon after each
     other is wanted a moment later. `without`: replicas whose agent lost them; they are never started a second time.
     `keep_state` of the message: jobs that go on, whose pservers' state and checkpoints on the node are not to be
-    removed.
+    removed. `preempted`: trainers that are asked to save and to end (`preemption.has_notice`); their pservers stay.
     """
     statement = (
         select(ReplicaRow, JobRow)
@@ -65,7 +68,7 @@ async def desired(
             ReplicaRow.node_id == node_id,
             ReplicaRow.state.in_(LIVE_REPLICA),
             ReplicaRow.attempt == JobRow.attempt,
-            JobRow.state.in_([JobState.STARTING, JobState.RUNNING, JobState.STOPPING]),
+            JobRow.state.in_([JobState.STARTING, JobState.RUNNING, JobState.STOPPING, JobState.RECOVERING]),
         )
         .order_by(ReplicaRow.id)
     )
@@ -79,7 +82,10 @@ async def desired(
     )
     async with database.read() as session:
         pairs: Sequence[Any] = (await session.execute(statement)).all()
-        wanted = [(r, job) for r, job in pairs if r.id not in without and _is_wanted(r, job, released)]
+        notices = await _notices(session, {job.id: job for _, job in pairs}, now)
+        serving = {r.id for r, job in pairs if job.id in notices and r.role == "pserver"}
+        is_wanted = partial(_is_wanted, released=released, serving=serving)
+        wanted = [(r, job) for r, job in pairs if r.id not in without and is_wanted(r, job)]
         jobs = {job.id: job for _, job in wanted}
         groups = await _groups(session, [job.id for job in jobs.values() if job.spec.get("mode") in _GROUPED])
         keep = (await session.execute(kept)).scalars().all()
@@ -88,14 +94,35 @@ async def desired(
     later = {id: at for id, at in pauses.items() if at is not None and not is_due(at, now)}
     orders = [_order(r, specs[job.id], groups.get(job.id)) for r, job in wanted if r.id not in later]
     # Each field is given: pydantic reads a default factory's signature from its source text, each time.
-    message = DesiredSet.model_construct(replicas=orders, refused=[], keep_state=sorted(keep))
+    preempted = {r.id: notices[job.id] for r, job in pairs if job.id in notices and r.id not in serving}
+    message = DesiredSet.model_construct(replicas=orders, refused=[], keep_state=sorted(keep), preempted=preempted)
     return Orders(message, min(later.values(), default=None))
 
 
-def _is_wanted(replica: ReplicaRow, job: JobRow, released: Collection[str]) -> bool:
+def _is_wanted(replica: ReplicaRow, job: JobRow, *, released: Collection[str], serving: Collection[str]) -> bool:
+    if JobState(job.state) is JobState.RECOVERING:
+        return replica.id in serving
     if JobState(job.state) is not JobState.STOPPING:
         return True
     return may_linger(JobState.STOPPING, job.reason, replica.role) and replica.id not in released
+
+
+async def _notices(session: AsyncSession, jobs: Mapping[str, JobRow], now: datetime) -> dict[str, Preemption]:
+    """Return the notices of the jobs that have one. No statement if none of them is preempted."""
+    found = {id: preemption.grace_s(job.spec) for id, job in jobs.items() if job.reason == StopReason.PREEMPTED}
+    graces = {job_id: grace_s for job_id, grace_s in found.items() if grace_s > 0}
+    if not graces:
+        return {}
+    is_current = (JobRow.id == ReplicaRow.job_id) & (JobRow.attempt == ReplicaRow.attempt)
+    statement = select(ReplicaRow).join(JobRow, is_current).where(ReplicaRow.job_id.in_(graces))
+    members = defaultdict[str, list[ReplicaRow]](list)
+    for row in (await session.execute(statement.order_by(ReplicaRow.stream))).scalars():
+        members[row.job_id].append(row)
+    return {
+        job_id: Preemption(why=jobs[job_id].reason_detail, grace_s=grace_s)
+        for job_id, grace_s in graces.items()
+        if preemption.has_notice(facts_of(jobs[job_id], members[job_id], {}, now))
+    }
 
 
 def _pause_end(replica: ReplicaRow, group: _Group | None) -> datetime | None:

@@ -12,6 +12,7 @@ from penstock.protocol.agent import Hello, ReplicaReport, RunningReplica
 from penstock.protocol.states import LIVE_REPLICA, TERMINAL_REPLICA, JobState, NodeState, ReplicaState, StopReason
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
+from penstock_server.services import preemption
 from penstock_server.services.groupcommit import GroupCommit, Outcome
 from penstock_server.services.lifecycle import NEVER_STARTED, may_linger
 from penstock_server.services.nodes import Nodes
@@ -295,6 +296,7 @@ class Reports:
         if replica.state == ReplicaState.UNKNOWN:
             return False  # its node's lease decides
         limit_s = float(job.spec.get("stop_grace_s", 5.0)) + self._stop_patience_s
+        limit_s += preemption.grace_s(job.spec) if job.reason == StopReason.PREEMPTED else 0.0
         return waited >= timedelta(seconds=limit_s)
 
     def _waited(self, replica: ReplicaRow) -> timedelta:

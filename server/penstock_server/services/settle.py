@@ -13,7 +13,8 @@ from penstock_server.db import Tx, next_numbers
 from penstock_server.services import budget
 from penstock_server.services.backoff import FIRST, LONGEST_OF_ATTEMPTS, Span, starts_at, waits_until
 from penstock_server.services.lifecycle import JobFacts, Replace, ReplicaFacts, Step, decide, watching
-from penstock_server.services.transitions import created, transition
+from penstock_server.services.preemption import outcome
+from penstock_server.services.transitions import created, noted, transition
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
 from penstock_server.uuid7 import uuid7
 
@@ -70,7 +71,7 @@ async def settle(
         loaded = (await load(tx, [job.id]))[job.id]
     replicas, names, has_changed = loaded.replicas, loaded.names, False
     while True:
-        facts = _facts(job, replicas, names, at)
+        facts = facts_of(job, replicas, names, at)
         step = decide(facts)
         if step is None:
             break
@@ -83,14 +84,24 @@ async def settle(
         tx.effects.nodes.update(r.node_id for r in replicas if r.node_id is not None)  # what is wanted there changes
     if job.state == JobState.RUNNING:
         job.why = watching(facts.replicas, grace_s)
+    elif job.state == JobState.RECOVERING:
+        _note_outcome(tx, job, outcome(facts), at)
+        tx.effects.nodes.update(r.node_id for r in replicas if r.node_id is not None)  # a notice may be withdrawn
     tx.effects.jobs.add(job.id)
     return has_changed
+
+
+def _note_outcome(tx: Tx, job: JobRow, said: str, at: datetime) -> None:
+    """Write what a preempted attempt has saved, once."""
+    if said and said not in job.reason_detail:
+        job.why = job.reason_detail = f"{job.reason_detail}; {said}"
+        noted(tx, job, at=at, reason=job.reason, detail=said)
 
 
 async def end_attempt(tx: Tx, job: JobRow, follow: Callable[[JobFacts], Step], *, at: datetime, tail: LogTail) -> None:
     """End the attempt of a job that starts or runs, as `follow` decides."""
     replicas = await replicas_of(tx, job)
-    await _apply(tx, job, follow(_facts(job, replicas, {}, at)), at=at, tail=tail)
+    await _apply(tx, job, follow(facts_of(job, replicas, {}, at)), at=at, tail=tail)
     tx.effects.nodes.update(r.node_id for r in replicas if r.node_id is not None)
 
 
@@ -167,7 +178,8 @@ async def _nodes_of_all_attempts(tx: Tx, job: JobRow) -> set[str]:
     return {node_id for node_id in (await tx.session.execute(statement)).scalars() if node_id is not None}
 
 
-def _facts(job: JobRow, replicas: Sequence[ReplicaRow], names: dict[str, str], at: datetime) -> JobFacts:
+def facts_of(job: JobRow, replicas: Sequence[ReplicaRow], names: dict[str, str], at: datetime) -> JobFacts:
+    """Return what is known of a job. `replicas`: of its attempt, oldest first; `names`: of nodes, by id."""
     restart = job.spec.get("restart", {})
     shared = budget.shared(restart, job.restarts, job.restarted_at, job.restarts_by_class, at)
     return JobFacts(

@@ -4,6 +4,10 @@ All have the same values, so rank 0 writes them; each rank's text goes through t
 reach the folder. Ranks make each step together, one whose data has ended without rows: all count alike. Rank 0 decides
 by time, and announces before a step that all save after it. A rank that has closed its manager hands in nothing
 more, and its last text stands for it from then on.
+
+A preemption is agreed on in the same way, without a message while there is none: a rank that has the notice says so
+once, and looks after each step from then on which step is the last. When all have said so, rank 0 announces the next
+step, before it begins it; no other rank can finish that one before.
 """
 
 from __future__ import annotations
@@ -41,6 +45,8 @@ class RanksTeam(Team):
         self._saves = 0  # handed in by this rank
         self._seen = 0  # of these, those of which it knows what came
         self._restores = 0
+        self._is_ready = False  # this rank has said that it has the notice
+        self._last_step: int | None = None  # of a preempted training, on rank 0
 
     def is_due(self, schedule: Schedule, steps: int) -> bool:
         if schedule.every_s is None:
@@ -49,6 +55,23 @@ class RanksTeam(Team):
         if self.rank == 0 and not announced and schedule.by_time():
             self._set(f"at/{steps + 1}", "save")
         return announced or schedule.by_steps(steps)
+
+    def ends_after(self, steps: int, *, is_asked: bool) -> bool:
+        if not is_asked:
+            return False
+        if self.rank:
+            if not self._is_ready:
+                self._set(f"preempted/{self.rank}", "ready")
+                self._is_ready = True
+            return self._has(f"ends/{steps}")
+        if self._last_step is None and self._all_are_ready():
+            self._last_step = steps + 1
+            self._set(f"ends/{self._last_step}", "save")
+        return self._last_step == steps
+
+    def _all_are_ready(self) -> bool:
+        """Whether every other rank looks after each step for the last one, or has closed its manager."""
+        return all(self._has(f"preempted/{r}") or self._has(f"last/{r}") for r in range(1, self.num_ranks))
 
     def hand_in(self, mine: str) -> Collect:
         number, self._saves = self._saves, self._saves + 1

@@ -36,6 +36,7 @@ from penstock.identity import JobIdentity
 from penstock.io.checkpoints import fingerprint
 from penstock.io.checkpoints.fence import Fence, StaleAttempt
 from penstock.io.checkpoints.layout import Best
+from penstock.io.checkpoints.preemption import PreemptionNotice
 from penstock.io.checkpoints.record import Collect, RankState
 from penstock.io.checkpoints.restoring import Restored, Target, restore
 from penstock.io.checkpoints.servers import is_server, restore_server
@@ -107,6 +108,7 @@ class CheckpointManager:
         self._position: Any = None
         self._stands: Any = None  # where the reader is while no step is made
         self._closed = False
+        self._notice, self._ends = PreemptionNotice.from_environ(), False
         self.statistics = SaveStatistics()
         self.at_phase: AtPhase = lambda phase: None
         """Called on the writer's thread before each of `writing.PHASES`; what it raises ends the writing."""
@@ -202,7 +204,8 @@ class CheckpointManager:
         """Count a step that is over; save if a checkpoint is due, and return whether that was so.
 
         `position`: where the reader is, in plain types. In a job every rank calls this after each step. Raises what the
-        writer has met since the last call: Unavailable (for example, the disk is full), StaleAttempt.
+        writer has met since the last call: Unavailable (for example, the disk is full), StaleAttempt; and Preempted,
+        which ends the process, once a job that is preempted has saved.
         """
         if not self.advance():
             self._position = position
@@ -215,7 +218,8 @@ class CheckpointManager:
         self._check_open()
         self._steps += 1
         self._stands = None
-        if self.team.is_due(self._schedule, self._steps):
+        self._ends = self._ends or self.team.ends_after(self._steps, is_asked=self._notice.is_given)
+        if self._ends or self.team.is_due(self._schedule, self._steps):
             return True
         self._background.check()
         return False
@@ -232,7 +236,8 @@ class CheckpointManager:
     def save(self, *, position: Any = None, metric: float | None = None) -> None:
         """Begin a checkpoint now; it is written while the training goes on. In a job, by all ranks after the same step.
 
-        Waits for the one before. Raises as `step`; SpecError for a position that is more than plain types.
+        Waits for the one before; if the training ends by it, since it was preempted, until it is written. Raises as
+        `step`; SpecError for a position that is more than plain types.
         """
         begin = time.perf_counter()
         self._open()
@@ -246,6 +251,9 @@ class CheckpointManager:
         self.statistics.last_held_s = time.perf_counter() - begin
         self.statistics.held_s += self.statistics.last_held_s
         self._background.check()  # of the one before; the ranks of a job have all begun this one
+        if self._ends:
+            self.close()
+            raise self._notice.end(self._steps)
 
     def _state(self, position: Any) -> RankState:
         steps, seed = self.scope.steps(self.program), resolved_seed(self.program)

@@ -59,6 +59,13 @@ class Team:
         """Whether all ranks save now, after `steps` steps of this one; all come to the same answer."""
         return schedule.by_steps(steps) or schedule.by_time()
 
+    def ends_after(self, steps: int, *, is_asked: bool) -> bool:
+        """Whether all ranks save and end now, after `steps` steps of this one, since they are preempted.
+
+        `is_asked`: whether this rank has the notice. All come to the same answer; False until every rank has it.
+        """
+        return is_asked
+
     def hand_in(self, mine: str) -> Collect:
         """Give this rank's text for the next checkpoint. Raises what the first rank has met since the last call."""
         return lambda: [mine]

@@ -8,6 +8,10 @@ that the others wait for it. One that was lost or has left hands nothing in: aft
 without its reader's position, and later ones do not wait for it.
 
 In the other modes trainers have no common step, so the latest text of each is taken.
+
+A preemption is agreed on in the same folder. In sync mode a trainer that has the notice says so once; when all have, or
+have ended, trainer 0 names the next round as the last one before it pushes to it, so no other trainer has finished it.
+In the other modes each trainer ends after the step that it is at, and trainer 0 saves once all others have.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ WAIT_S = 60.0
 """So long a trainer may be behind trainer 0 when it hands in its text."""
 _POLL_S = 0.01
 _HANDED_IN = re.compile(r"handed-in\.(\d+)\.(\d+)\.json")
+_READY, _ENDS = "preempted.{}.json", "ends-after.json"
 _ANY, _LAST = 0, 1 << 60  # instead of a round: in other modes than sync; of a trainer that has ended
 _pause = threading.Event()  # never set
 
@@ -56,6 +61,8 @@ class TrainersTeam(Team):
         self._gone: set[int] = set()
         self._servers_folder = ""  # that servers are writing into
         self._epoch = TrainerSettings.from_environ().epoch
+        self._is_ready = False  # this trainer has said that it has the notice
+        self._last_round: int | None = None  # of a preempted training, on trainer 0
         self._knows_words = self.rank > 0  # what trainers have left: whether it is of this run
         if self.rank:
             self._word(_LAST).unlink(missing_ok=True)  # of the incarnation before, if it had ended
@@ -80,19 +87,56 @@ class TrainersTeam(Team):
             )
         return schedule.by_steps(self._round if self._is_sync else steps) or schedule.by_time()
 
+    def ends_after(self, steps: int, *, is_asked: bool) -> bool:
+        if not is_asked:
+            return False
+        if self.rank:
+            return not self._is_sync or self._is_last_round()
+        if self._last_round is None and self._others_are_ready():
+            self._last_round = self._round + self._is_sync
+            self._write(self._folder / _ENDS, {"epoch": self._epoch, "round": self._last_round})
+        return self._last_round == self._round
+
+    def _is_last_round(self) -> bool:
+        """Say that this trainer has the notice; return whether trainer 0 has named the latest round as the last."""
+        if not self._is_ready:
+            self._write(self._folder / _READY.format(self.rank), {"epoch": self._epoch})
+            self._is_ready = True
+        named = _content(self._folder / _ENDS)
+        return named.get("round") == self._round and named.get("epoch") == self._epochs().get(0)
+
+    def _others_are_ready(self) -> bool:
+        """Whether each other trainer of this run looks for the last round, or has ended."""
+        epochs = self._epochs()
+        ended = {
+            rank for rank, of, path in self._left() if of == _LAST and _content(path).get("epoch") == epochs.get(rank)
+        }
+        others = set(range(1, self.num_ranks)) - ended
+        if not self._is_sync:
+            return not others
+        ready = (_content(self._folder / _READY.format(rank)).get("epoch") == epochs.get(rank, -1) for rank in others)
+        return all(ready)
+
+    def _epochs(self) -> Mapping[int, int]:
+        """Return the newest incarnation of each trainer that the servers know."""
+        return self._client.links[0].origin("").epochs
+
     def hand_in(self, mine: str) -> Collect:
         number = self._round
         if not self._knows_words:
-            self._forget_others(self._client.links[0].origin("").epochs)
+            self._forget_others(self._epochs())
         if self.rank:
             self._leave(number, mine)
         return lambda: self._collect(number, mine)
 
     def _leave(self, number: int, text: str) -> None:
+        self._write(self._word(number), {"epoch": self._epoch, "state": text})
+
+    def _write(self, path: Path, content: dict[str, Any]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         temporary = self._folder / f".handed-in.{self.rank}.{os.getpid()}.tmp"
-        temporary.write_text(json.dumps({"epoch": self._epoch, "state": text}), encoding="utf-8")
-        temporary.replace(self._word(number))
+        temporary.write_text(json.dumps(content), encoding="utf-8")
+        temporary.replace(path)
 
     def _collect(self, number: int, mine: str) -> list[str]:
         self._client.finish_save(self._servers_folder)
@@ -165,6 +209,17 @@ class TrainersTeam(Team):
             self._leave(_LAST, last)
         elif self._folder.is_dir():
             self._forget(_LAST)
+            for name in (_ENDS, *(_READY.format(rank) for rank in range(1, self.num_ranks))):
+                (self._folder / name).unlink(missing_ok=True)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """Return what a trainer has written, nothing where it has not."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return found
 
 
 def _read(path: Path) -> dict[str, Any]:
