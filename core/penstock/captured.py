@@ -231,7 +231,7 @@ def _sgd(settings: _Settings) -> Optimizer:
     rate, decay = float(settings["lr"]), _decay(settings)
     if settings["momentum"] == 0:
         return SGD(rate, regularization=decay)
-    return Momentum(rate, float(settings["momentum"]), bool(settings["nesterov"]), regularization=decay)
+    return Momentum(rate, float(settings["momentum"]), use_nesterov=bool(settings["nesterov"]), regularization=decay)
 
 
 def _adam(settings: _Settings) -> Optimizer:

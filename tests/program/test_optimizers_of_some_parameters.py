@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -65,3 +66,33 @@ def test_minimize_s_own_list_comes_first() -> None:
 def test_a_name_that_the_program_lacks_is_refused() -> None:
     with pytest.raises(ProgramError, match=r"parameter_list: variable 'bb' is not .* Did you mean 'b'"):
         trained(lambda weights: O.SGD(0.1, parameter_list=["a", "bb"]))
+
+
+# How many arguments Fluid 1.8 has before parameter_list (python/paddle/fluid/optimizer.py).
+PLACES = {
+    "SGD": 1, "Momentum": 2, "LarsMomentum": 4, "Dpsgd": 4, "DGCMomentumOptimizer": 5, "Adagrad": 2, "Adadelta": 3,
+    "DecayedAdagrad": 3, "RMSProp": 5, "Ftrl": 4, "Adam": 4, "Adamax": 4, "Lamb": 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_a_list_stands_where_fluid_has_it(kind: str) -> None:
+    required = {"learning_rate": 0.1, "momentum": 0.9, "rampup_begin_step": 1}
+    names = list(inspect.signature(getattr(O, kind)).parameters.values())[: PLACES[kind]]
+    before = [required.get(one.name, one.default) for one in names]
+    assert trained(lambda weights: getattr(O, kind)(*before, [weights[1]])) == ["b"]
+
+
+def test_arguments_of_older_releases_are_taken_in_their_places() -> None:
+    decayed, sped = O.SGD(0.1, fluid.regularizer.L2Decay(0.5)), O.Momentum(0.1, 0.9, True)
+    assert isinstance(decayed._regularization, type(fluid.regularizer.L2Decay(0.5)))
+    assert sped._nesterov
+    assert decayed._parameter_list is sped._parameter_list is None
+
+
+@pytest.mark.parametrize("given", ["a", 3, True])
+def test_what_is_no_list_of_parameters_is_refused(given: Any) -> None:
+    with pytest.raises(
+        ProgramError, match=rf"SGDOptimizer: parameter_list is {given!r}; expected a list of parameters"
+    ):
+        O.SGD(0.1, given)

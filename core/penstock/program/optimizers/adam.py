@@ -46,13 +46,13 @@ class AdamOptimizer(Optimizer):
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
+        parameter_list: Sequence[str | Variable] | None = None,
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
         lazy_mode: bool = False,
-        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._betas = (float(beta1), float(beta2))
         self._epsilon = float(epsilon)
 
@@ -103,7 +103,7 @@ class AdamWOptimizer(AdamOptimizer):
         name: str | None = None,
         parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, None, grad_clip, name, parameter_list=parameter_list)
+        super().__init__(learning_rate, beta1, beta2, epsilon, parameter_list, None, grad_clip, name)
         self._weight_decay = float(weight_decay)
 
     def _dense(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
@@ -128,12 +128,12 @@ class AdamaxOptimizer(Optimizer):
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
+        parameter_list: Sequence[str | Variable] | None = None,
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._betas, self._epsilon = (float(beta1), float(beta2)), float(epsilon)
 
     def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
@@ -160,13 +160,13 @@ class LambOptimizer(Optimizer):
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-6,
+        parameter_list: Sequence[str | Variable] | None = None,
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         exclude_from_weight_decay_fn: Callable[[Variable], bool] | None = None,
         name: str | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._decay, self._excludes = float(lamb_weight_decay), exclude_from_weight_decay_fn
         self._betas, self._epsilon = (float(beta1), float(beta2)), float(epsilon)
 

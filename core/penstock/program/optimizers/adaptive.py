@@ -27,13 +27,13 @@ class AdagradOptimizer(Optimizer):
         self,
         learning_rate: float | Variable,
         epsilon: float = 1e-06,
+        parameter_list: Sequence[str | Variable] | None = None,
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
         initial_accumulator_value: float = 0.0,
-        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._epsilon, self._states = float(epsilon), {"moment": float(initial_accumulator_value)}
 
     def _sparse_kernel(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
@@ -58,12 +58,12 @@ class DecayedAdagradOptimizer(Optimizer):
         learning_rate: float | Variable,
         decay: float = 0.95,
         epsilon: float = 1e-06,
+        parameter_list: Sequence[str | Variable] | None = None,
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._decay, self._epsilon = float(decay), float(epsilon)
 
     def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
@@ -86,12 +86,12 @@ class AdadeltaOptimizer(Optimizer):
         learning_rate: float | Variable,
         epsilon: float = 1e-06,
         rho: float = 0.95,
+        parameter_list: Sequence[str | Variable] | None = None,
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._epsilon, self._rho = float(epsilon), float(rho)
 
     def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
@@ -117,12 +117,12 @@ class RMSPropOptimizer(Optimizer):
         epsilon: float = 1e-06,
         momentum: float = 0.0,
         centered: bool = False,
+        parameter_list: Sequence[str | Variable] | None = None,
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._rho, self._epsilon, self._momentum = float(rho), float(epsilon), float(momentum)
         self._centered = bool(centered)
         self._states = dict.fromkeys(("mean_square", "velocity", *(("mean_grad",) if centered else ())), 0.0)
@@ -152,12 +152,12 @@ class FtrlOptimizer(Optimizer):
         l1: float = 0.0,
         l2: float = 0.0,
         lr_power: float = -0.5,
+        parameter_list: Sequence[str | Variable] | None = None,
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._l1, self._l2, self._power = float(l1), float(l2), -float(lr_power)
 
     def _raised(self, x: torch.Tensor) -> torch.Tensor:

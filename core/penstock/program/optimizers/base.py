@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
@@ -101,7 +101,8 @@ def attribute_of_inner(wrapper: Minimizer, name: str) -> Any:
 class Optimizer(Hooks, Minimizer):
     """Base: see the module. `_states`: name -> first value of what is kept beside each parameter.
 
-    `parameter_list`: parameters, or their names, that `minimize` and `backward` train if given none; None: all.
+    `parameter_list`: parameters, or their names, that `minimize` and `backward` train if given none; None: all. A
+    regularizer in its place, where Fluid 1.5 and 1.6 have it, is the regularization.
     """
 
     kind = "optimizer"
@@ -112,12 +113,15 @@ class Optimizer(Hooks, Minimizer):
     def __init__(
         self,
         learning_rate: float | Variable,
+        parameter_list: Sequence[str | Variable] | None = None,
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
         check_clip(grad_clip)
+        if regularization is None and hasattr(parameter_list, "term"):
+            parameter_list, regularization = None, cast("Regularizer", parameter_list)
+        self._parameter_list = self._trained(parameter_list)
         if regularization is not None and not hasattr(regularization, "term"):
             raise ProgramError(
                 f"{user_line()}: {type(self).__name__}: regularization is {regularization!r}; expected L1Decay, L2Decay"
@@ -125,9 +129,18 @@ class Optimizer(Hooks, Minimizer):
         self._learning_rate = learning_rate
         self._regularization, self._grad_clip = regularization, grad_clip
         self._name = name
-        self._parameter_list = list(parameter_list) if parameter_list is not None else None
         self._scaling: Scaling | None = None  # of a mixed precision optimizer, while it records
         self._merged: Merging | None = None  # of a GradientMergeOptimizer, while it records
+
+    def _trained(self, given: Any) -> list[str | Variable] | None:
+        if given is None:
+            return None
+        if isinstance(given, (str, Variable)) or not isinstance(given, Iterable):
+            raise ProgramError(
+                f"{user_line()}: {type(self).__name__}: parameter_list is {given!r}; expected a list of parameters or "
+                "their names. As in Fluid 1.8 it stands before use_nesterov and regularization: give those by name"
+            )
+        return list(given)
 
     # -- what an optimizer defines -----------------------------------------------------------------
 

@@ -51,15 +51,15 @@ class DGCMomentumOptimizer(Optimizer):
         rampup_begin_step: int,
         rampup_step: int = 1,
         sparsity: Sequence[float] = (0.999,),
+        parameter_list: Sequence[str | Variable] | None = None,
         *,
         use_nesterov: bool = False,
         num_trainers: int | None = None,
         regularization: Regularizer | None = None,
         grad_clip: GradientClipByNorm | None = None,
         name: str | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._momentum, self._nesterov = float(momentum), bool(use_nesterov)
         if rampup_begin_step < 0 or rampup_step < 1 or not sparsity or not all(0.0 <= s < 1.0 for s in sparsity):
             raise ProgramError(

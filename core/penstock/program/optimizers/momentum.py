@@ -44,13 +44,15 @@ class MomentumOptimizer(Optimizer):
         self,
         learning_rate: float | Variable,
         momentum: float,
+        parameter_list: Sequence[str | Variable] | None = None,
         use_nesterov: bool = False,
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
+        if isinstance(parameter_list, bool):
+            parameter_list, use_nesterov = None, parameter_list
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._momentum, self._nesterov = float(momentum), bool(use_nesterov)
 
     def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
@@ -75,12 +77,12 @@ class LarsMomentumOptimizer(Optimizer):
         momentum: float,
         lars_coeff: float = 0.001,
         lars_weight_decay: float = 0.0005,
+        parameter_list: Sequence[str | Variable] | None = None,
         regularization: Regularizer | None = None,
         grad_clip: Clip | None = None,
         name: str | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
     ) -> None:
-        super().__init__(learning_rate, regularization, grad_clip, name, parameter_list)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._momentum, self._coeff, self._decay = float(momentum), float(lars_coeff), float(lars_weight_decay)
 
     def _update(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
@@ -121,8 +123,8 @@ class DpsgdOptimizer(Optimizer):
         clip: float = 0.9,
         batch_size: float = 0.999,
         sigma: float = 1e-8,
-        name: str | None = None,
         parameter_list: Sequence[str | Variable] | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(learning_rate, name=name, parameter_list=parameter_list)
         if not (clip > 0.0 and batch_size > 0.0 and sigma >= 0.0):

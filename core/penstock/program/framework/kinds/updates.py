@@ -150,7 +150,7 @@ _POWERS = "Beta1Pow Beta2Pow"
 UPDATES: dict[str, Kind] = {
     "sgd": _update(_by(lambda call: SGDOptimizer(0.0)), {}, {}),
     "momentum": _update(
-        _by(lambda call: MomentumOptimizer(0.0, call["mu"], call["use_nesterov"]), velocity="Velocity"),
+        _by(lambda call: MomentumOptimizer(0.0, call["mu"], use_nesterov=call["use_nesterov"]), velocity="Velocity"),
         {"Velocity": "VelocityOut"}, {"mu": REQUIRED, "use_nesterov": False},
     ),
     "lars_momentum": _update(_lars, {"Velocity": "VelocityOut"}, {
