@@ -51,6 +51,8 @@ def constants() -> str:
         f"export const FLAG_WHOLE_STEP = {frames.FLAG_WHOLE_STEP};",
         f"export const FLAG_IN_FULL = {frames.FLAG_IN_FULL};",
         f"export const FIRST_READER = {frames.FIRST_READER};",
+        f"export const FIRST_BLOCK = {frames.FIRST_BLOCK};",
+        f"export const ROUNDS_LANE = {frames.ROUNDS_LANE};",
         "",
         *["export const Kind = {", *kinds, "} as const;", "export type Kind = (typeof Kind)[keyof typeof Kind];", ""],
         *["export const Column = {", *columns, "} as const;"],

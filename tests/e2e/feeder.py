@@ -25,6 +25,7 @@ import numpy as np
 from tests.e2e.ctr_graph import Slice, ctr_graph, run_step
 from websockets.sync.client import ClientConnection, connect
 
+from penstock.protocol.exchange import lanes_body
 from penstock.protocol.frames import FLAG_WHOLE_STEP, Array, Column, Frame, Kind, Work, encode
 from penstock.protocol.graphdoc import GraphDocument, graph_hash
 from penstock.protocol.tables import TableSums, tables_body
@@ -164,10 +165,13 @@ class Feeder:
         }
         self._send(Kind.OP_SUMS, columns, t0_ns=time.time_ns(), step=self._step)
 
-    def exchange(self, calls: int, peers: list[str], *, slow: int = -1, tables: Sequence[TableSums] = ()) -> None:
+    def exchange(
+        self, calls: int, peers: list[str], *, slow: int = -1, tables: Sequence[TableSums] = (),
+        lanes: Mapping[int, str] | None = None,
+    ) -> None:  # fmt: skip
         """Say what was exchanged with each peer in `calls` steps so far. `slow`: a peer that is waited for longer.
 
-        `tables`: of a parameter server, whose peers are trainers.
+        `tables`, `lanes`: of a parameter server, whose peers are trainers.
         """
         blocks = ["", *(f"fc_{i}.w_0.block{j}" for i in range(3) for j in range(2)), "embedding_0.w_0.block0"]
         rows = []
@@ -179,7 +183,7 @@ class Feeder:
                     sent = calls * (800_000 // b)
                     stale = calls * ((self._index + 1) * b % 4)
                     rows.append([at, b, 2 * calls, sent, sent // 2, calls * 70_000 * b, 3 * (at == slow), stale, calls])
-        body = {"peers": peers, "blocks": blocks, "rows": rows, **tables_body(tables)}
+        body = {"peers": peers, "blocks": blocks, "rows": rows, **tables_body(tables), **lanes_body(lanes or {})}
         self._frame(Frame(Kind.EXCHANGE, self._stream, self._epoch, self._seq, time.time_ns(), calls, body=body))
 
     def dropped(self, rows: int) -> None:

@@ -13,7 +13,7 @@ from tests.e2e.ctr_graph import ctr_graph
 from tests.e2e.feeder import Feeder
 from tests.e2e.skewed_node import SkewedNode, one_operator
 
-from penstock.protocol.frames import FIRST_READER, FLAG_IN_FULL, FLAG_WHOLE_STEP, Work
+from penstock.protocol.frames import FIRST_BLOCK, FIRST_READER, FLAG_IN_FULL, FLAG_WHOLE_STEP, ROUNDS_LANE, Work
 
 Feed = Callable[..., Feeder]
 AHEAD_MS = (-340, 2500)  # by how much the nodes' clocks are wrong
@@ -81,6 +81,29 @@ def test_the_data_feed_has_lanes_beside_the_threads(open_page: Open, feed: Feed)
     page.keyboard.press("ArrowDown")
     page.keyboard.press("p")
     page.wait_for_function("() => location.search.includes('pin=trainer-0.b0')")
+
+
+def test_a_two_by_two_job_shows_all_four_processes(open_page: Open, feed: Feed) -> None:
+    trainers = [feed("two-by-two", index=i) for i in range(2)]
+    servers = [feed("two-by-two", role="pserver", index=i) for i in range(2)]
+    for trainer in trainers:
+        trainer.graph()
+        trainer.steps(1, sampled=True)
+    for server in servers:
+        server.step_began_ns = trainers[0].step_began_ns
+        work = [
+            (Work.RECEIVE, 0, 100 * US, 130 * US), (Work.ROUND, 0, 130 * US, 400 * US),
+            (Work.UPDATE, ROUNDS_LANE, 300 * US, 390 * US), (Work.LOOK_UP, FIRST_BLOCK, 10 * US, 40 * US),
+        ]  # fmt: skip
+        server.input(work, before_ns=0)
+        server.exchange(1, ["trainer 0"], lanes={FIRST_BLOCK: "embedding"})
+    page = open_page(f"/jobs/{trainers[0].job_id}?tab=timeline").page
+    shown = lanes(page, 4 + 6)
+    assert {key.split(".")[0] for key in shown} == {"trainer-0", "trainer-1", "pserver-0", "pserver-1"}
+    assert shown["pserver-1.t0"]["slices"] == 2
+    assert abs(shown["pserver-1.u"]["firstNs"] - 300 * US) < 100 * US
+    expect(page.get_by_test_id("timeline-summary")).to_contain_text("of 4 threads' time")
+    expect(page.get_by_test_id("slice-table")).to_contain_text("pserver-0 · embedding")
 
 
 def test_steps_recorded_in_full_are_shown_at_once(open_page: Open, feed: Feed) -> None:

@@ -129,10 +129,10 @@ export const api = {
   log: (jobId: string, replicaId: string, offset: number) =>
     get<LogChunk>(`/jobs/${enc(jobId)}/logs?replica_id=${enc(replicaId)}&offset=${offset}&limit=${1 << 20}`),
   graphs: (jobId: string) => get<{ readonly items: readonly GraphUse[] }>(`/jobs/${enc(jobId)}/graphs`),
-  /** Recorded OP_EVENTS (3), GRAPH_USED (12) and INPUT_EVENTS (14) frames of a stream, each behind its length. */
-  frames: (jobId: string, of: number, afterSeq: bigint | null, limitBytes: number) =>
+  /** Recorded frames of a stream, each behind its length. */
+  frames: (jobId: string, of: number, afterSeq: bigint | null, limitBytes: number, kinds: readonly number[]) =>
     bytes(
-      `/jobs/${enc(jobId)}/frames?stream=${of}&kinds=3,12,14&limit_bytes=${limitBytes}${afterSeq === null ? "" : `&after_seq=${afterSeq}`}`,
+      `/jobs/${enc(jobId)}/frames?stream=${of}&kinds=${kinds.join()}&limit_bytes=${limitBytes}${afterSeq === null ? "" : `&after_seq=${afterSeq}`}`,
     ),
   /** The bytes of a graph document's JSON: a large one is not parsed on the main thread. */
   graph: (hash: string) => bytes(`/graphs/${enc(hash)}`),

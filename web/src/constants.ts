@@ -6,6 +6,8 @@ export const MAX_FRAME_BYTES = 4194304;
 export const FLAG_WHOLE_STEP = 1;
 export const FLAG_IN_FULL = 2;
 export const FIRST_READER = 32768;
+export const FIRST_BLOCK = 32768;
+export const ROUNDS_LANE = 32767;
 
 export const Kind = {
   HELLO: 1,

@@ -4,8 +4,8 @@ Every recorded operator event is one slice, of whole steps and of parts (what a 
 Slices have the names and categories of the dashboard, and arguments: step, operator, type, role, replica, module, the
 user's line, bytes. A step is a slice from the first to the last of its events. Of parameter servers and trainers, the
 exchange with each peer is a slice for each report (two a second), with what was exchanged since the one before. Readers
-of the data feed, and what threads do for their batches, have tracks of their own. Each process's own clock counts;
-clocks of different nodes may differ.
+of the data feed, what threads do for their batches, and what servers do for each trainer, for all and with a block have
+tracks of their own. Each process's own clock counts; clocks of different nodes may differ.
 """
 
 from __future__ import annotations
@@ -21,12 +21,28 @@ from penstock.export.lanes import Ints, Lanes, Placed
 from penstock.export.peers import Interval, intervals
 from penstock.export.perfetto import Arguments, Names, Texts, TraceWriter
 from penstock.export.recording import MAX_POINTS, Process, Recorded, Recording, unix_ns
-from penstock.protocol.frames import FIRST_READER, FLAG_WHOLE_STEP, Column, Frame, Kind, Work
+from penstock.protocol.exchange import lanes_of
+from penstock.protocol.frames import (
+    FIRST_BLOCK,
+    FIRST_READER,
+    FLAG_WHOLE_STEP,
+    ROUNDS_LANE,
+    Column,
+    Frame,
+    Kind,
+    Work,
+)
 from penstock.protocol.graphdoc import GraphDocument, Op
 
 KINDS = frozenset({Kind.OP_EVENTS, Kind.EXCHANGE, Kind.INPUT_EVENTS, Kind.GAP})
 UNITS = {"step_ms": "ms", "sync_ms": "ms", "sync_bytes": "bytes", "samples_per_s": "samples/s"}
-_WORKS: dict[int, str] = {Work.READ: "read a batch", Work.BATCH: "make tensors", Work.WAIT: "wait for a batch"}
+_WORKS: dict[int, str] = {
+    Work.READ: "read a batch", Work.BATCH: "make tensors", Work.WAIT: "wait for a batch",
+    Work.RECEIVE: "receive", Work.ROUND: "wait for the round", Work.MERGE: "merge", Work.LOG: "log",
+    Work.UPDATE: "update", Work.LOOK_UP: "look up", Work.ANSWER: "answer",
+}  # fmt: skip
+MAX_WAITING = 256
+"""Frames of a server's work that wait for the names of its blocks, which follow within half a second."""
 _THREADS = 1 << 16  # numbers of threads are u16
 _LATEST_NS = 1 << 62
 
@@ -157,25 +173,37 @@ class _ProcessTrace:
         self._lanes = Lanes()
         self._other_lanes: dict[str, Lanes] = {}
         self._tracks: dict[tuple[str, int], int] = {}
+        self._blocks: dict[int, str] = {}  # of a server, by lane
         self._step: _Step | None = None
         self._last_ns = process.started_ns or 0
 
     def add_all(self, recorded: Iterator[Recorded]) -> None:
         """Write what was recorded of the process."""
         exchanged: list[Frame] = []
+        work: list[Frame] = []  # of which the next EXCHANGE may name the blocks
         for one in recorded:
             match one.frame.kind:
                 case Kind.OP_EVENTS:
                     if one.frame.count:
                         self._add_events(one.frame, one.graph)
                 case Kind.EXCHANGE:
+                    self._blocks |= lanes_of(one.frame.body)
+                    self._add_work(work)
                     self._add_exchange([*exchanged, one.frame])
                     exchanged = [one.frame]
                 case Kind.INPUT_EVENTS:
-                    self._add_input(one.frame)
+                    work.append(one.frame)
+                    if self._process.role != "pserver" or len(work) >= MAX_WAITING:
+                        self._add_work(work)
                 case Kind.GAP:
                     self._add_gap(one.frame)
+        self._add_work(work)
         self._end_step()
+
+    def _add_work(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            self._add_input(frame)
+        frames.clear()
 
     def _add_events(self, frame: Frame, graph: str | None) -> None:
         t0_ns = min(max(frame.t0_ns, 0), _LATEST_NS)
@@ -233,10 +261,19 @@ class _ProcessTrace:
         t0_ns = min(max(frame.t0_ns, 0), _LATEST_NS)
         columns = (Column.START_NS, Column.DURATION_NS, Column.WORK, Column.THREAD)
         for start, duration, work, thread in zip(*(frame.columns[c].tolist() for c in columns), strict=True):
-            track = f"reader {thread - FIRST_READER}" if thread >= FIRST_READER else f"batches {thread}"
+            is_server = work >= Work.RECEIVE
+            track = self._server_track(thread) if is_server else _feed_track(thread)
+            category = "server" if is_server else "input"
             begin = t0_ns + start
-            self._add_slice(track, _WORKS.get(work, f"work {work}"), "input", begin, begin + duration, {})
+            self._add_slice(track, _WORKS.get(work, f"work {work}"), category, begin, begin + duration, {})
         self._summary.inputs += frame.count
+
+    def _server_track(self, thread: int) -> str:
+        if thread == ROUNDS_LANE:
+            return "updates"
+        if thread < FIRST_BLOCK:
+            return f"trainer {thread}"
+        return f"block {self._blocks.get(thread, thread - FIRST_BLOCK)}"
 
     def _add_exchange(self, frames: list[Frame]) -> None:
         for one in intervals(frames, self._process.started_ns):
@@ -266,3 +303,7 @@ class _ProcessTrace:
 
     def _text(self, text: str) -> int:
         return self._trace.intern(Names.TEXT, text)
+
+
+def _feed_track(thread: int) -> str:
+    return f"reader {thread - FIRST_READER}" if thread >= FIRST_READER else f"batches {thread}"

@@ -3,7 +3,8 @@
     {"peers": [str], "blocks": [str],
      "rows": [[peer, block, calls, sent_bytes, received_bytes, wait_ns, retries, staleness, merges]],
      "mode": "sync" | "half_async" | "async" | "geo", of a server, "cpu_ns": processor time of the process,
-     "tables": of a server that has any, see `tables`}
+     "tables": of a server that has any, see `tables`,
+     "lanes": {number: block}, of a server: the blocks whose numbers its INPUT_EVENTS have as threads}
 
 `peer` and `block` are positions in the lists before. A trainer's peers are endpoints in the order of the job's servers,
 and '' for what waits or is merged before it is sent; a server's are `trainer N`. Block '' holds what belongs to none
@@ -25,6 +26,7 @@ from typing import Any
 from penstock.errors import PeerError
 
 MAX_ROWS = 2048
+MAX_LANES = 256
 MAX_DIGITS = 6  # of a trainer's index
 REST = "(others)"
 """Block under which the smallest rows stand together, when there are more than `MAX_ROWS`."""
@@ -139,6 +141,18 @@ def _bounded(rows: Mapping[tuple[str, str], Sums]) -> Mapping[tuple[str, str], S
 def process_body(mode: str, cpu_ns: int) -> dict[str, Any]:
     """Return what a frame's body says of its process. `mode`: of a server's rounds, '' for none."""
     return ({"mode": mode} if mode else {}) | {"cpu_ns": cpu_ns}
+
+
+def lanes_body(lanes: Mapping[int, str]) -> dict[str, Any]:
+    """Return what a frame's body says of the lanes of a server's work: the block of each, by THREAD."""
+    return {"lanes": {str(lane): name for lane, name in lanes.items()}} if lanes else {}
+
+
+def lanes_of(body: Any) -> dict[int, str]:
+    """Return the block of each lane; nothing of what is none. An older server's frames have none."""
+    lanes = body.get("lanes") if isinstance(body, dict) else None
+    given = list(lanes.items())[:MAX_LANES] if isinstance(lanes, dict) else []
+    return {int(lane): name for lane, name in given if isinstance(name, str) and lane.isascii() and lane.isdecimal()}
 
 
 def process_of(body: Any) -> tuple[str, int]:

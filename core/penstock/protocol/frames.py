@@ -70,19 +70,32 @@ class Kind(IntEnum):
     LOG = 11  # [TEXT] raw bytes of a log; step = byte offset in the file, flags bit 1 = stderr
     GRAPH_USED = 12  # JSON {hash, `Threads`?}: the following OP_* and SYNC frames index this graph's operators
     EXCHANGE = 13  # JSON {peers, blocks, rows, cpu_ns?, mode?, tables?}: sums of the exchange with servers
-    INPUT_EVENTS = 14  # [START_NS, DURATION_NS, WORK, THREAD] what the data feed did around sampled steps
+    INPUT_EVENTS = 14  # [START_NS, DURATION_NS, WORK, THREAD] work beside operators: of the data feed, of a pserver
 
 
 class Work(IntEnum):
-    """The WORK column: what the data feed did."""
+    """The WORK column: what the data feed did around sampled steps, or a parameter server for its trainers."""
 
     READ = 0  # reads and parses, or the script's generator makes, a batch
     BATCH = 1  # makes the tensors of a batch that is there
     WAIT = 2  # a thread that trains waits for a batch
+    RECEIVE = 3  # a trainer's request, from its first byte until it is decoded
+    ROUND = 4  # a trainer's step waits for those of others, and for the update
+    MERGE = 5
+    LOG = 6  # writes a record of the write-ahead log
+    UPDATE = 7
+    LOOK_UP = 8  # gathers rows of a block
+    ANSWER = 9  # copies what was asked for, and sends it
 
 
 FIRST_READER = 1 << 15
 """THREAD of the first reader in INPUT_EVENTS; below it are the threads that train."""
+
+FIRST_BLOCK = 1 << 15
+"""THREAD of a pserver's first block in INPUT_EVENTS, whose name EXCHANGE has; below it are trainers and ROUNDS_LANE."""
+
+ROUNDS_LANE = FIRST_BLOCK - 1
+"""THREAD of what a pserver does for all trainers at once."""
 
 
 class Column(IntEnum):

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 
 import torch
 
 from penstock.errors import PeerError
 from penstock.native.channels import AHEAD, LOOK_UP, STEP, Answers, Request
+from penstock.protocol.frames import Work
 from penstock.ps.dispatcher import Dispatcher, Response
 from penstock.ps.early import early_answers
 from penstock.ps.requests import Requests, sender_of
@@ -34,6 +36,7 @@ class ChannelRequests:
         self._early = early_answers(state, dispatcher, self._names)
         self.in_parts = self._early.is_possible
         self.traffic, self.prepared = state.traffic, state.prepared.native
+        self._has_rounds = state.settings.mode == "sync"
         state.counters.also(self._counted)
 
     def _counted(self) -> Iterator[tuple[tuple[str, str], Mapping[str, int]]]:
@@ -77,7 +80,9 @@ class ChannelRequests:
     def _step(self, request: Request, sender: TrainerIncarnation, channel: Answers) -> tuple[Response, list[int]]:
         """Take pushes, in sync mode wait for the round, and read. Return which values were sent early, and hold."""
         try:
-            response = self._pushed(request, sender, self._early.read_early(request.trainer, channel))
+            read_early = self._early.read_early(request.trainer, channel)
+            with self._state.work.of_trainer(Work.ROUND, request.trainer) if self._has_rounds else nullcontext():
+                response = self._pushed(request, sender, read_early)
         finally:
             sent = self._early.end(request.trainer, channel)
         reads = request.reads()
@@ -127,5 +132,7 @@ class ChannelRequests:
             if value is not None and value.is_contiguous():
                 channel.stage_rows(block, value, ids)
             else:
-                channel.stage([block], [storage.rows(name, ids, create=True)])
+                with self._state.work.of_block(Work.LOOK_UP, name):
+                    rows = storage.rows(name, ids, create=True)
+                channel.stage([block], [rows])
         return response

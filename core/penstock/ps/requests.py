@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from penstock.errors import PeerError
+from penstock.protocol.frames import Work
 from penstock.ps.dispatcher import Dispatcher, Response
 from penstock.ps.narrow import widened
 from penstock.ps.persistence import Snapshotter
@@ -295,7 +296,7 @@ class Requests:
             return reply
         spec = self._state.specs[table]
         use_cores_for(len(ids) * spec.shape[1:].numel() * spec.dtype.itemsize)
-        with self._state.locks.of([table]):
+        with self._state.locks.of([table]), self._state.work.of_block(Work.LOOK_UP, table):
             rows = self._state.storage.rows(table, ids, create=True)
         answer = [to_wire("rows", rows)]
         self._count(sender, table, received=message, sent=answer)

@@ -116,7 +116,7 @@ class ParameterServer:
         for name, run in (("ps-tick", self._tick), ("ps-snapshot", self._snapshots)):
             self._threads.append(threading.Thread(target=run, name=name, daemon=True))
             self._threads[-1].start()
-        telemetry.exchange(self.counters, tables=state.storage.tables, mode=settings.mode)
+        telemetry.exchange(self.counters, tables=state.storage.tables, mode=settings.mode, work=state.work)
 
     def _machine(self, recovered: Recovered) -> RoundMachine:
         """Return the machine that goes on from there."""

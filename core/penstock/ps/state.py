@@ -30,6 +30,7 @@ import torch
 from penstock.errors import Bug, PenstockError, SpecError
 from penstock.native.channels import Block, Traffic
 from penstock.native.intra_op import use_intra_op_threads_here
+from penstock.protocol.frames import Work
 from penstock.ps.counters import Counters
 from penstock.ps.durability.wal import AppliedIndex, WriteAheadLog
 from penstock.ps.prepared import PreparedSteps
@@ -53,6 +54,7 @@ from penstock.ps.settings import ServerSettings
 from penstock.ps.staging import StagedPushes, Staging
 from penstock.ps.storage import BlockLocks, Gradient, Storage, describe
 from penstock.ps.wire import MAX_TENSORS, ROWS, VALUES, Message, Value, WireTensor, to_wire
+from penstock.ps.work import ServerWork
 
 
 class BufferPool:
@@ -142,6 +144,7 @@ class ServerState:
         self.traffic = Traffic(
             [Block(name, spec.dtype, list(spec.shape), is_table=spec.is_table) for name, spec in self.specs.items()]
         )
+        self.work = ServerWork(self.traffic, list(self.specs))
         self.payloads, self.counters = Payloads(), Counters()
         self.applied = AppliedIndex(trainers=settings.fanin, keeps_changes=settings.mode == "geo")
         self.staging, self.staged_pushes = Staging(storage, self.applied), StagedPushes(storage)
@@ -274,12 +277,21 @@ class Updates:
         try:
             if sum(g.values.nbytes for g in gradients.values()) < LARGE:
                 use_cores_for(0)
-                storage.update_all(gradients)
+                tables = [block for block in gradients if self.state.specs[block].is_table]
+                for table in tables:
+                    self._update_alone(table, gradients[table])
+                if rest := {block: gradient for block, gradient in gradients.items() if block not in tables}:
+                    with self.state.work.of_round(Work.UPDATE):
+                        storage.update_all(rest)
             else:
-                self._each(lambda block: storage.update(block, gradients[block]), gradients, [gradients.values()])
+                self._each(lambda block: self._update_alone(block, gradients[block]), gradients, [gradients.values()])
         except BaseException:
             self.state.tear()
             raise
+
+    def _update_alone(self, block: str, gradient: Gradient) -> None:
+        with self.state.work.of_block(Work.UPDATE, block):
+            self.state.storage.update(block, gradient)
 
     def _count(self, push: Apply) -> None:
         self.state.counters.add(f"trainer {push.sender.trainer}", push.block, staleness=push.staleness)
@@ -293,7 +305,8 @@ class Updates:
                 b: [self.state.payloads.gradient(p) for p in found] for b, found in work.contributions.items()
             }
             staged = self.state.staging.fitting(work.round, contributed, work.members)
-            merged = self._merged(work, contributed, staged)
+            with self.state.work.of_round(Work.MERGE):
+                merged = self._merged(work, contributed, staged)
             try:
                 for block, gradient in merged.items():
                     if len(contributed.get(block, ())) != 1:  # else it is a push, which was checked when it came
@@ -312,10 +325,10 @@ class Updates:
         return done
 
     def _log_and_apply(self, work: Close, merged: dict[str, Gradient], staged: list[str]) -> None:
-        tensors = _tensors(merged) if self.state.log.is_kept else []
-        sequence = (
-            self.state.log.append(Message("round", {"round": work.round}, tensors)) if self.state.log.is_kept else -1
-        )
+        sequence = -1
+        if self.state.log.is_kept:
+            with self.state.work.of_round(Work.LOG):
+                sequence = self.state.log.append(Message("round", {"round": work.round}, _tensors(merged)))
         try:
             self.state.storage.begin_round()
             self.state.staging.take(staged)
@@ -351,7 +364,7 @@ class Updates:
                 try:
                     self.state.storage.check_room(work.block, gradient)
                     if not self.state.staged_pushes.take(work.block, gradient):
-                        self.state.storage.update(work.block, gradient)
+                        self._update_alone(work.block, gradient)
                 except PenstockError as error:
                     if isinstance(error, Bug):
                         self.state.tear()

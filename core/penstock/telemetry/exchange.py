@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from penstock.protocol.exchange import Sums, body_of, process_body
+from penstock.protocol.exchange import Sums, body_of, lanes_body, process_body
 from penstock.protocol.frames import Frame, Kind
 from penstock.protocol.tables import TableSums, tables_body
 from penstock.telemetry.outbox import Parcel, parcel
@@ -28,6 +28,8 @@ class ExchangeSource(Protocol):
         """Return a copy of all rows."""
         ...
 
+
+_NO_LANES: Mapping[int, str] = {}
 
 TableSource = Callable[[], Sequence[TableSums]]
 """Returns what each table of a server holds; may be called from any thread."""
@@ -76,10 +78,12 @@ class ExchangeWatch:
                 self._ended = _sum([self._ended, party.source.rows()])
                 self._ended_tables |= _tables_of([party])
 
-    def due(self, interval_s: float, *, step: int, now_ns: int, cpu_ns: int) -> Parcel | None:
+    def due(
+        self, interval_s: float, *, step: int, now_ns: int, cpu_ns: int, lanes: Mapping[int, str] = _NO_LANES
+    ) -> Parcel | None:
         """Return the frame that is due `interval_s` after the last call, if any. Raises what a source raises.
 
-        `cpu_ns`: processor time of the process.
+        `cpu_ns`: processor time of the process. `lanes`: of its work as a server, the block of each.
         """
         self._waited_s += interval_s
         if self._waited_s < PERIOD_S:
@@ -93,6 +97,7 @@ class ExchangeWatch:
         self._sent, self._waited_s = rows, 0.0
         tables |= _tables_of(parties)
         body = body_of(rows, endpoints) | process_body(mode, cpu_ns) | tables_body(list(tables.values()))
+        body |= lanes_body(lanes)
         return parcel(Frame(Kind.EXCHANGE, 0, 0, 0, now_ns, step, body=body))
 
 

@@ -118,9 +118,9 @@ class InputSampler:
         rest = held[~chosen]
         recent = rest[rest["end_ns"] > now_ns - KEPT_NS]
         self._held = recent[-MOST:]
-        pieces = _pieces(held[chosen])
+        pieces = pieces_of(held[chosen])
         self._count(len(events) + len(pieces) - int(chosen.sum()), len(rest) - len(recent), len(recent))
-        return _drafts(pieces, step)
+        return drafts_of(pieces, step)
 
     def overwritten(self, num: int) -> None:
         """Count events that never came here."""
@@ -165,7 +165,7 @@ def _overlap(events: Events, turns: Sequence[Turn]) -> npt.NDArray[np.bool_]:
     return (before > 0) & (ends[before - 1] > events["begin_ns"])
 
 
-def _drafts(events: Events, step: int) -> list[Draft]:
+def drafts_of(events: Events, step: int) -> list[Draft]:
     """Return frames of at most `MAX_SPAN_NS`, of events that are no longer, in the order of time."""
     events = np.sort(events, order="begin_ns")
     drafts: list[Draft] = []
@@ -183,8 +183,11 @@ def _drafts(events: Events, step: int) -> list[Draft]:
     return drafts
 
 
-def _pieces(events: Events) -> Events:
-    """Cut events that are longer than a duration may be, 4.3 s; a clock that went back makes one of no length."""
+def pieces_of(events: Events) -> Events:
+    """Cut events that are longer than a duration may be, 4.3 s; a clock that went back makes one of no length.
+
+    `events`: changed.
+    """
     events["end_ns"] = np.maximum(events["end_ns"], events["begin_ns"])
     pieces = [events]
     while len(long := pieces[-1][pieces[-1]["end_ns"] - pieces[-1]["begin_ns"] > MAX_SPAN_NS]):

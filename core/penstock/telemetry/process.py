@@ -17,6 +17,7 @@ from penstock.telemetry.exchange import ExchangeSource, TableSource
 from penstock.telemetry.input import InputTrace
 from penstock.telemetry.outcome import ExitWatch
 from penstock.telemetry.sessions import Session, Unwatched, Watched
+from penstock.telemetry.work import WorkSource
 
 _log = logging.getLogger(__name__)
 
@@ -79,14 +80,15 @@ def log(values: Mapping[str, float] | None = None, /, *, step: int | None = None
 
 
 def exchange(
-    counters: ExchangeSource, *, endpoints: Sequence[str] = (), tables: TableSource | None = None, mode: str = ""
-) -> None:
+    counters: ExchangeSource, *, endpoints: Sequence[str] = (), tables: TableSource | None = None, mode: str = "",
+    work: WorkSource | None = None,
+) -> None:  # fmt: skip
     """Report the counters of an exchange with parameter servers (`penstock.ps.counters.Counters`), while they change.
 
-    `endpoints`: the servers in the job's order, for a trainer; `tables`, `mode`: of a server. Costs nothing in a
-    process that is not watched.
+    `endpoints`: the servers in the job's order, for a trainer; `tables`, `mode`, `work`: of a server. Costs nothing in
+    a process that is not watched.
     """
-    session().exchange(counters, endpoints=endpoints, tables=tables, mode=mode)
+    session().exchange(counters, endpoints=endpoints, tables=tables, mode=mode, work=work)
 
 
 def end_exchange(counters: ExchangeSource) -> None:

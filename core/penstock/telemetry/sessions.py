@@ -42,6 +42,7 @@ from penstock.telemetry.sampling import Sampler
 from penstock.telemetry.sender import Sender
 from penstock.telemetry.tally import Tally
 from penstock.telemetry.watch import LiveWatch, NullWatch, Watch
+from penstock.telemetry.work import WorkSource, WorkWatch
 from penstock.version import __version__
 
 INTERVAL_S = 0.1
@@ -72,12 +73,12 @@ class Session(Protocol):
 
     def exchange(
         self, counters: ExchangeSource, *, endpoints: Sequence[str] = (), tables: TableSource | None = None,
-        mode: str = "",
+        mode: str = "", work: WorkSource | None = None,
     ) -> None:  # fmt: skip
         """Report what is exchanged with parameter servers, twice a second while it changes, from now on.
 
         `endpoints`: the servers, in the order of the job's; a server leaves it out. `tables`: what a server's tables
-        hold; `mode`: of its rounds. The same counters again: once.
+        hold; `mode`: of its rounds; `work`: what it does, and when. The same counters again: once.
         """
         return
 
@@ -137,6 +138,7 @@ class Watched(Session):
         self._exchange = ExchangeWatch()
         self._tally = Tally()  # of operator events
         self._input, self._inputs = InputTrace(), InputSampler()
+        self._work = WorkWatch(self._inputs.tally)  # whose events are of the same kind
         self._counted_input = Tally()  # as it was posted last
         self._turns: list[Turn] = []  # of watches that were closed since the last tick
         self._scalars: deque[dict[str, Any]] = deque()
@@ -171,14 +173,17 @@ class Watched(Session):
 
     def exchange(
         self, counters: ExchangeSource, *, endpoints: Sequence[str] = (), tables: TableSource | None = None,
-        mode: str = "",
+        mode: str = "", work: WorkSource | None = None,
     ) -> None:  # fmt: skip
         self._start()
         if not self._closed:
             self._exchange.add(counters, endpoints, tables, mode)
+            if work is not None:
+                self._work.add(id(counters), work)
 
     def end_exchange(self, counters: ExchangeSource) -> None:
         try:
+            self._work.remove(id(counters))
             self._exchange.remove(counters)
         except Exception:  # noqa: BLE001 - a boundary: counters that fail must not keep their owner from its end
             _log.exception("what was exchanged last with parameter servers is not shown; training goes on")
@@ -318,10 +323,13 @@ class Watched(Session):
         try:
             events = self._input.drain()
             self._inputs.overwritten(self._input.take_overwritten())
-            drafts = self._inputs.choose(events, turns, step=self._last_step(), now_ns=time.time_ns())
+            step, now_ns = self._last_step(), time.time_ns()
+            drafts = self._inputs.choose(events, turns, step=step, now_ns=now_ns)
+            drafts += self._work.choose(step=step, now_ns=now_ns, in_full=self.sampler.in_full)
         except Exception:  # noqa: BLE001 - a boundary: a reader that fails must not end the other telemetry
-            _log.exception("the work of the data feed is not shown any more; training goes on")
+            _log.exception("the work of data feed and parameter server is not shown any more; training goes on")
             self._input, self._inputs = InputTrace(), self._inputs.failed()
+            self._work, drafts = WorkWatch(self._inputs.tally), []
         if is_last:
             self._inputs.end()
         items, tally = [pack(draft) for draft in drafts], self._inputs.tally
@@ -342,8 +350,9 @@ class Watched(Session):
     def _post_exchange(self, interval_s: float) -> None:
         try:
             item = self._exchange.due(
-                interval_s, step=self._last_step(), now_ns=time.time_ns(), cpu_ns=time.process_time_ns()
-            )
+                interval_s, step=self._last_step(), now_ns=time.time_ns(), cpu_ns=time.process_time_ns(),
+                lanes=self._work.lanes(),
+            )  # fmt: skip
         except Exception:  # noqa: BLE001 - a boundary: counters that fail must not end the other telemetry
             _log.exception("the exchange with parameter servers is not shown any more; training goes on")
             self._exchange = ExchangeWatch()

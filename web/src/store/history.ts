@@ -91,7 +91,7 @@ export class StepHistory {
 
   constructor(
     private readonly fetchFrames: FetchFrames,
-    private readonly onInput: (frame: Frame) => void = () => {},
+    private readonly onWork: (frame: Frame) => void = () => {},
   ) {}
 
   /** How many steps that are here were recorded in full. */
@@ -184,8 +184,8 @@ export class StepHistory {
       if (frame.kind === Kind.GRAPH_USED) {
         cursor.hash = String((frame.body as { readonly hash?: unknown }).hash ?? "");
         onGraph(cursor.hash);
-      } else if (frame.kind === Kind.INPUT_EVENTS) {
-        this.onInput(frame);
+      } else if (frame.kind === Kind.INPUT_EVENTS || frame.kind === Kind.EXCHANGE) {
+        this.onWork(frame);
       } else if (cursor.hash !== "" && (frame.flags & FLAG_WHOLE_STEP) !== 0 && frame.count > 0) {
         this.add(traceOf(cursor.hash, frame));
       }

@@ -1,4 +1,7 @@
-/** What the data feed of each process did around sampled steps (INPUT_EVENTS): reads, tensors of batches, waits. */
+/**
+ * Work beside operators (INPUT_EVENTS): what the data feed of each process did around sampled steps (reads, tensors of
+ * batches, waits), and what parameter servers did for their trainers.
+ */
 import { type Frame, smallColumn } from "../codec";
 import { Column, FIRST_READER } from "../constants";
 
@@ -30,6 +33,7 @@ export const isReader = (thread: number): boolean => thread >= FIRST_READER;
 export class InputStore {
   #chunks = new Map<number, Chunk[]>();
   #seen = new Set<string>();
+  #blocks = new Map<number, ReadonlyMap<number, string>>();
 
   /** Returns whether the frame was new: a recorded one may have come live before. */
   ingest(frame: Frame): boolean {
@@ -52,6 +56,24 @@ export class InputStore {
     const events = this.#overlapping(stream, fromNs - 60_000_000_000n, toNs, fromNs);
     const begin = beginOf(events);
     return events.filter((one) => one.end > begin);
+  }
+
+  /** What a process did between two times of its clock, in nanoseconds from the first, by the begin. */
+  between(stream: number, fromNs: bigint, toNs: bigint): InputEvent[] {
+    return this.#overlapping(stream, fromNs, toNs, fromNs).filter((one) => one.end > 0);
+  }
+
+  /** Take the blocks of a server's lanes from its EXCHANGE frame. */
+  nameBlocks(frame: Frame): void {
+    const lanes = (frame.body as { readonly lanes?: unknown } | null)?.lanes;
+    if (typeof lanes !== "object" || lanes === null) return;
+    const named = Object.entries(lanes).filter((one): one is [string, string] => typeof one[1] === "string");
+    this.#blocks.set(frame.stream, new Map(named.map(([lane, name]) => [Number(lane), name])));
+  }
+
+  /** The block of a server's lane. */
+  blockOf(stream: number, lane: number): string | undefined {
+    return this.#blocks.get(stream)?.get(lane);
   }
 
   #overlapping(stream: number, fromNs: bigint, toNs: bigint, originNs: bigint): InputEvent[] {

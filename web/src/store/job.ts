@@ -76,8 +76,8 @@ export class JobStore {
   readonly steps = new StepStore();
   readonly input = new InputStore();
   readonly history = new StepHistory(
-    (of, after, limit) => api.frames(this.jobId, of, after, limit),
-    (frame) => this.input.ingest(frame),
+    (of, after, limit) => api.frames(this.jobId, of, after, limit, this.#recordedKinds(of)),
+    (frame) => (frame.kind === Kind.EXCHANGE ? this.input.nameBlocks(frame) : this.input.ingest(frame)),
   );
   readonly others = new OtherRuns((jobId) => api.metrics(jobId));
   readonly diagnosis = new DiagnosisStore(() => api.why(this.jobId));
@@ -158,11 +158,17 @@ export class JobStore {
     return graph?.trains === true ? graph.document : null;
   }
 
-  /** Fetch more of the sampled steps that were recorded, of trainers. Raises ApiError. */
+  /** Fetch more of the sampled steps that were recorded, and of what servers did meanwhile. Raises ApiError. */
   async loadHistory(pages: number): Promise<void> {
-    const trainers = (this.job.value?.replicas ?? []).filter((one) => one.role === "trainer");
-    const streams = trainers.map((one) => one.stream);
+    const streams = (this.job.value?.replicas ?? []).map((one) => one.stream);
     await this.history.load(streams, pages, (hash) => this.ops.ensure(hash));
+  }
+
+  /** Of a trainer its steps and data feed; of a server its work and the names of the blocks. */
+  #recordedKinds(stream: number): readonly number[] {
+    const replica = this.job.value?.replicas.find((one) => one.stream === stream);
+    if (replica?.role === "pserver") return [Kind.EXCHANGE, Kind.INPUT_EVENTS];
+    return [Kind.OP_EVENTS, Kind.GRAPH_USED, Kind.INPUT_EVENTS];
   }
 
   /** Call `listener` for every operator frame that arrived, so that a canvas can ask for an animation frame. */
@@ -259,6 +265,7 @@ export class JobStore {
         break;
       case Kind.EXCHANGE:
         this.tables.ingest(frame, performance.now());
+        this.input.nameBlocks(frame);
         if (this.exchange.ingest(frame, now)) this.#note("sync");
         break;
       case Kind.GAP:

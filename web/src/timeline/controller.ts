@@ -20,6 +20,7 @@ import {
   type Traced,
 } from "./model";
 import { AXIS_H, LANE_H, paintTimeline, TOP } from "./paint";
+import type { ServerWork } from "./server";
 
 const REFRESH_MS = 1000;
 
@@ -62,7 +63,7 @@ export class TimelineController {
   }
 
   get left(): number {
-    return (this.#canvas?.clientWidth ?? 800) < 640 ? 92 : 150;
+    return (this.#canvas?.clientWidth ?? 800) < 640 ? 100 : 164;
   }
 
   /** Draw on a canvas until the result is called, or another is attached: its place may be taken before it goes. */
@@ -120,7 +121,7 @@ export class TimelineController {
     this.#replayed = replayed;
     this.#refreshedAt = now;
     const before = this.model.value;
-    const next = buildTimeline(document, this.#traced(), this.#pins);
+    const next = buildTimeline(document, this.#traced(), this.#pins, this.#servers());
     this.model.value = next;
     this.hover.value = null;
     const moved = isSame ? Number(before.beginNs - next.beginNs) : null;
@@ -167,6 +168,21 @@ export class TimelineController {
       const clock = clocks.get(trace.stream) ?? null;
       return [{ trace, document, name: this.#nameOf(trace.stream), clock, input }];
     });
+  }
+
+  #servers(): ServerWork[] {
+    const { job, nodes, input } = this.store;
+    const replicas = job.value?.replicas ?? [];
+    const clocks = clocksOf(replicas, nodes.value);
+    return replicas
+      .filter((one) => one.role === "pserver")
+      .map(({ stream }) => ({
+        name: this.#nameOf(stream),
+        stream,
+        clock: clocks.get(stream) ?? null,
+        between: (fromNs, toNs) => input.between(stream, fromNs, toNs),
+        blockOf: (lane) => input.blockOf(stream, lane),
+      }));
   }
 
   #nameOf(stream: number): string {

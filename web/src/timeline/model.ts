@@ -5,6 +5,7 @@ import type { StepTrace } from "../store/steps";
 import type { GraphDocument, GraphOp } from "../types";
 import type { NodeClock } from "./clocks";
 import { inputLanes, isInput, waitedNs } from "./input";
+import { isServer, type ServerWork, serverLanes } from "./server";
 
 export interface Lane {
   readonly label: string;
@@ -70,11 +71,18 @@ export interface Traced {
   readonly input?: readonly InputEvent[];
 }
 
-/** `shown`: the graph on the page, which selections are of. `pins`: keys of the lanes that stand first. */
+/** Whether the lane is one of an executor's threads. */
+export const isExecutor = (lane: Lane): boolean => !isInput(lane) && !isServer(lane);
+
+/**
+ * `shown`: the graph on the page, which selections are of. `pins`: keys of the lanes that stand first. `servers`: what
+ * they did meanwhile; where trainers sampled different steps, during that of the first of them.
+ */
 export function buildTimeline(
   shown: GraphDocument,
   given: readonly Traced[],
   pins: readonly string[] = [],
+  servers: readonly ServerWork[] = [],
 ): TimelineModel {
   if (given.length === 0) return EMPTY_MODEL;
   const traced = given.map(onOneClock);
@@ -82,20 +90,22 @@ export function buildTimeline(
   const steps = [...new Set(traces.map((trace) => trace.step))].sort((a, b) => a - b);
   // Trainers that sampled the same step share a clock axis; different steps are each drawn from their own start.
   const origin = traces.reduce((least, trace) => (trace.t0Ns < least ? trace.t0Ns : least), traces[0]?.t0Ns ?? 0n);
-  const lanes = traced
-    .flatMap((one) => {
-      const shiftNs = steps.length === 1 ? Number(one.trace.t0Ns - origin) : 0;
-      const { name, trace, input = [] } = one;
-      const feed = inputLanes({ name, stream: trace.stream, shiftNs, endNs: endOfTrace(trace) }, input);
-      return [...feed, ...lanesOf(one, shiftNs, shownBy(one.document, shown))];
-    })
-    .map((lane, place) => ({ ...lane, place }));
+  const own = traced.flatMap((one) => {
+    const shiftNs = steps.length === 1 ? Number(one.trace.t0Ns - origin) : 0;
+    const { name, trace, input = [] } = one;
+    const feed = inputLanes({ name, stream: trace.stream, shiftNs, endNs: endOfTrace(trace) }, input);
+    return [...feed, ...lanesOf(one, shiftNs, shownBy(one.document, shown))];
+  });
+  const anchor = steps.length === 1 ? null : (traces[0] ?? null);
+  const within = anchor === null ? edgesOf(own) : { from: 0, to: endOfTrace(anchor) };
+  const others = serverLanes(servers, { originNs: anchor?.t0Ns ?? origin, ...within });
+  const lanes = [...own, ...others].map((lane, place) => ({ ...lane, place }));
   const first = lanes.reduce((least, lane) => Math.min(least, lane.start[0] ?? least), Number.POSITIVE_INFINITY);
   for (const lane of lanes) {
     for (let i = 0; i < lane.start.length; i++) lane.start[i] = (lane.start[i] ?? 0) - first;
   }
   const spanNs = lanes.reduce((most, lane) => Math.max(most, endOf(lane)), 0);
-  const executor = lanes.filter((lane) => !isInput(lane));
+  const executor = lanes.filter(isExecutor);
   const stepNs = stepSpan(executor);
   const model = {
     lanes,
@@ -107,9 +117,18 @@ export function buildTimeline(
     shares: sharesOf(executor, stepNs),
     numSlices: lanes.reduce((sum, lane) => sum + lane.start.length, 0),
     inFull: traces.some((trace) => trace.inFull),
-    clocks: [...new Map(traced.flatMap(({ clock }) => (clock == null ? [] : [[clock.node, clock]]))).values()],
+    clocks: clocksOf([...traced, ...servers.filter(({ stream }) => others.some((lane) => lane.stream === stream))]),
   };
   return pinnedFirst(model, pins);
+}
+
+const clocksOf = (of: readonly { readonly clock?: NodeClock | null }[]): NodeClock[] => [
+  ...new Map(of.flatMap(({ clock }) => (clock == null ? [] : [[clock.node, clock] as const]))).values(),
+];
+
+function edgesOf(lanes: readonly Lane[]): { from: number; to: number } {
+  const from = lanes.reduce((least, lane) => Math.min(least, lane.start[0] ?? least), Number.POSITIVE_INFINITY);
+  return Number.isFinite(from) ? { from, to: Math.max(...lanes.map(endOf)) } : { from: 0, to: 0 };
 }
 
 /** The events of a process by the server's clock. */

@@ -5,6 +5,7 @@ import { BUCKETS, type Bucket, bucketCodes } from "../graph/group";
 import { alpha, type Palette } from "../palette";
 import { isWait } from "./input";
 import { type Lane, shownOp, type TimelineModel } from "./model";
+import { isRound, isServer } from "./server";
 
 const LEAST_LABELLED = 34;
 /** How many slices may begin within one that began left of what is shown (bodies of control flow), and it is seen. */
@@ -48,7 +49,12 @@ export function paintTimeline(ctx: CanvasRenderingContext2D, w: number, h: numbe
 
 /** A label, short where it is wider than its room: squeezed letters cannot be read. */
 function fitting(ctx: CanvasRenderingContext2D, label: string, room: number): string {
-  return ctx.measureText(label).width <= room ? label : label.replace("trainer-", "t").replace("pserver-", "ps");
+  const fits = (text: string) => ctx.measureText(text).width <= room;
+  if (fits(label)) return label;
+  let short = label.replace("trainer-", "t").replace("pserver-", "ps").replace("trainer ", "t");
+  if (fits(short)) return short;
+  while (short.length > 1 && !fits(`${short}…`)) short = short.slice(0, -1);
+  return `${short}…`;
 }
 
 /** Two upright lines and what lies between them. */
@@ -120,18 +126,23 @@ function paintLane(
     paintSlice(ctx, x, y, wide, {
       bucket,
       // Only where it may fit.
-      text: wide < LEAST_LABELLED ? "" : shortType(lane.document.ops[op]?.type ?? ""),
+      text: wide < LEAST_LABELLED ? "" : labelOf(lane, op),
       even: i % 2 === 0,
       hot: scene.hover?.lane === laneIndex && scene.hover.slice === i,
       selected: scene.selectedOps.has(shown),
       critical: scene.critical.has(shown),
       dim: scene.selectedOps.size > 0 && !scene.selectedOps.has(shown),
-      idle: isWait(lane, i),
+      idle: isWait(lane, i) || isRound(lane, i),
       palette: scene.palette,
     });
   }
   ctx.restore();
   return painted;
+}
+
+function labelOf(lane: Lane, op: number): string {
+  const found = lane.document.ops[op];
+  return isServer(lane) ? (found?.name ?? "") : shortType(found?.type ?? "");
 }
 
 /** Before it all slices of a lane end left of `from`, but for one that contains others. */

@@ -9,8 +9,7 @@ import { setQuery, url } from "../router";
 import { isTerminal } from "../store/job";
 import { clockText } from "../timeline/clocks";
 import type { TimelineController } from "../timeline/controller";
-import { isInput } from "../timeline/input";
-import { longestSlices, type TimelineModel } from "../timeline/model";
+import { isExecutor, longestSlices, type TimelineModel } from "../timeline/model";
 import type { JobParts } from "./job";
 import { Record } from "./record";
 
@@ -79,7 +78,7 @@ function describe(model: TimelineModel, evaluation: boolean, range?: { readonly 
   const { compute, sync, input, idle } = model.shares;
   const several = model.steps.map((step) => integer(step)).join(", ");
   const steps = range === undefined ? `step ${several}` : `steps ${integer(range.first)} to ${several}`;
-  return `${evaluation ? "evaluation, " : ""}${steps}${model.inFull ? ", recorded in full" : ""} · ${nanos(model.stepNs)} · of ${plural(model.lanes.filter((lane) => !isInput(lane)).length, "thread")}' time: compute ${percent(compute)}, sync ${percent(sync)}, input ${percent(input)}, idle ${percent(idle)}${model.waitedNs > 0 ? ` · waited ${nanos(model.waitedNs)} for data` : ""} · ${plural(model.numSlices, "event")}`;
+  return `${evaluation ? "evaluation, " : ""}${steps}${model.inFull ? ", recorded in full" : ""} · ${nanos(model.stepNs)} · of ${plural(model.lanes.filter(isExecutor).length, "thread")}' time: compute ${percent(compute)}, sync ${percent(sync)}, input ${percent(input)}, idle ${percent(idle)}${model.waitedNs > 0 ? ` · waited ${nanos(model.waitedNs)} for data` : ""} · ${plural(model.numSlices, "event")}`;
 }
 
 /** By which the lanes of each node were moved onto one clock. */

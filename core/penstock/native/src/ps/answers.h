@@ -31,6 +31,7 @@ class Answers {
     bool is_whole = false;
     do {
       is_whole = open_->take(channel_->receive(std::numeric_limits<double>::infinity()));
+      work().add(Work::kReceive, lane_of(open_->message().trainer), channel_->begun_at_ns(), unix_now_ns());
     } while (!is_whole && !in_parts);
     if (!is_whole) return open_;
     trainer_ = open_->message().trainer;
@@ -53,6 +54,7 @@ class Answers {
   // Copies tensors to where the answer's body is taken from: they may change when this returns.
   void stage(const std::vector<std::uint32_t>& blocks, const std::vector<at::Tensor>& tensors) {
     answer_ = {};
+    answer_began_ns_ = unix_now_ns();
     std::vector<at::Tensor> copies;  // until their bytes are taken
     copies.reserve(tensors.size());
     for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -66,6 +68,7 @@ class Answers {
 
   // The same for rows of a table [height, ...]: gathered straight into it. `ids` are checked.
   void stage_rows(std::uint32_t block, const at::Tensor& table, const at::Tensor& ids) {
+    const Timed timed(work(), Work::kLookUp, block_lane(block));
     std::vector<std::int64_t> sizes = table.sizes().vec();
     sizes[0] = ids.numel();
     answer_ = {};
@@ -83,11 +86,15 @@ class Answers {
     answer_.number = staleness;
     answer_.reads = std::move(early);
     traffic_->sent(trainer_, answer_);
+    const std::int64_t began_ns = std::exchange(answer_began_ns_, 0);
+    const std::int64_t begin_ns = began_ns != 0 ? began_ns : unix_now_ns();
     send(deadline);
+    work().add(Work::kAnswer, lane_of(trainer_), begin_ns, unix_now_ns());
   }
 
   void refuse(const std::string& reason, bool rejoin, double deadline) {
     answer_ = {};
+    answer_began_ns_ = 0;
     answer_.kind = Kind::kRefuse;
     answer_.number = rejoin ? 1 : 0;
     answer_.text = reason;
@@ -119,6 +126,8 @@ class Answers {
 
   static constexpr std::int64_t kMaxTrainers = std::int64_t{1} << 20;  // that are counted
 
+  WorkLog& work() { return traffic_->work(); }
+
   static bool counts(std::int64_t trainer) { return trainer >= 0 && trainer < kMaxTrainers; }
 
   std::shared_ptr<Channel> channel_;
@@ -127,6 +136,7 @@ class Answers {
   std::shared_ptr<Request> open_;  // of which messages ahead have come
   std::int64_t trainer_ = -1;      // who sent the request that is being answered
   Message answer_;
+  std::int64_t answer_began_ns_ = 0;  // 0: nothing is staged
 };
 
 }  // namespace penstock::ps

@@ -47,6 +47,20 @@ void bind_server(py::module_& m) {
       .def("reads", &Request::reads);
   py::class_<Traffic, std::shared_ptr<Traffic>>(m, "Traffic")
       .def(py::init<std::vector<Block>>(), "blocks"_a)
+      .def("watch_work", [](Traffic& self, bool on) { self.work().watch(on); })
+      .def_property_readonly("is_work_watched", [](Traffic& self) { return self.work().is_watched(); })
+      .def(
+          "add_work",
+          [](Traffic& self, int work, int lane, std::int64_t begin_ns, std::int64_t end_ns) {
+            self.work().add(static_cast<Work>(work), static_cast<std::uint16_t>(lane), begin_ns, end_ns);
+          },
+          "work"_a, "lane"_a, "begin_ns"_a, "end_ns"_a)
+      .def("take_work",
+           [](Traffic& self) {
+             const auto [events, num_lost] = self.work().take();
+             const auto* data = reinterpret_cast<const char*>(events.data());
+             return py::make_tuple(py::bytes(data, events.size() * sizeof(Worked)), num_lost);
+           })
       .def("sums", [](Traffic& self) {
         py::list out;
         for (const auto& [trainer, sums] : self.sums()) {

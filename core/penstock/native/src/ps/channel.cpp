@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "ps/errors.h"
+#include "ps/work_log.h"
 
 namespace penstock::ps {
 namespace {
@@ -186,6 +187,7 @@ Received Channel::receive(Deadline deadline) {
   std::copy(rest_.begin(), rest_.end(), start);
   rest_.clear();
   if (got == 0) got = receive_some(start, sizeof start, &descriptor);
+  begun_at_ns_ = unix_now_ns();
   struct Closer {
     int& descriptor;
     ~Closer() {

@@ -63,6 +63,8 @@ class Channel {
   void send(std::string_view head, const std::vector<iovec>& parts, Deadline deadline);
 
   Received receive(Deadline deadline);
+  // When the first byte of the newest message was here, in Unix nanoseconds.
+  std::int64_t begun_at_ns() const { return begun_at_ns_; }
 
   // From another thread: the thread that uses the channel meets Broken.
   void break_off();
@@ -98,6 +100,7 @@ class Channel {
   std::vector<char> own_;        // a staged body that is not shared
   std::vector<Buffer> buffers_;  // of received bodies
   std::vector<char> rest_;       // what came with a message and is of the next one
+  std::int64_t begun_at_ns_ = 0;
 };
 
 }  // namespace penstock::ps

@@ -190,6 +190,7 @@ bool Prepared::in_round(const Request& request, Answers& answers) {
     if (here_.size() == now_.members.size()) {
       close(held);
     } else {
+      const Timed waits(traffic_->work(), Work::kRound, lane_of(message.trainer));
       changed_.wait_for(held, kTogether, [&] { return mine.state != Step::State::kWaiting; });
       if (mine.state == Step::State::kWaiting) {
         here_.erase(message.trainer);
@@ -229,7 +230,7 @@ bool Prepared::update_by_all(Lock& held, const Update& update, const Steps& step
   const auto log = [&, round = now_.round](const std::vector<Gradient>& gradients) {
     file_->append({round_record(round, gradients, words_)});
   };
-  return run(held, update, {merged, is_logged() ? log : decltype(Work::before){}, {}});
+  return run(held, update, {kRoundsLane, merged, is_logged() ? log : decltype(Task::before){}, {}});
 }
 
 // All steps of the round are here. Afterwards they are applied, with a reader each, or left to Python, whatever fails.
@@ -256,20 +257,24 @@ void Prepared::close(Lock& held) {
 
 // Waits for readers, then updates without the lock. False: it has failed, and blocks may be half done. What it logged
 // before is taken back then, since every start would fail over it again.
-bool Prepared::run(Lock& held, const Update& update, const Work& work) {
+bool Prepared::run(Lock& held, const Update& update, const Task& task) {
   is_updating_ = true;
   changed_.wait(held, [this] { return num_readers_ == 0; });
   held.unlock();
   std::optional<PreparedRun::Failed> failed;
   bool has_logged = false;
   try {
-    const std::vector<Gradient> gradients = work.gradients();
-    if (work.before) {
-      work.before(gradients);
+    const auto timed = [&](Work work, const auto& does) {
+      const Timed scope(traffic_->work(), work, task.lane);
+      return does();
+    };
+    const std::vector<Gradient> gradients = timed(Work::kMerge, task.gradients);
+    if (task.before) {
+      timed(Work::kLog, [&] { task.before(gradients); });
       has_logged = true;
     }
-    failed = update.run->run(fed_with(gradients));
-    if (!failed && work.after) work.after(gradients);
+    failed = timed(Work::kUpdate, [&] { return update.run->run(fed_with(gradients)); });
+    if (!failed && task.after) timed(Work::kLog, [&] { task.after(gradients); });
   } catch (const std::exception& error) {
     failed = {-1, error.what(), {}};
   }
@@ -317,7 +322,8 @@ bool Prepared::alone(const Request& request, Answers& answers) {
       }
       file_->append(records);
     };
-    const bool well = run(held, *update, {in_order, {}, is_logged() ? log : decltype(Work::after){}});
+    const bool well =
+        run(held, *update, {lane_of(message.trainer), in_order, {}, is_logged() ? log : decltype(Task::after){}});
     if (well) {
       for (const std::uint32_t block : update->blocks) {
         const std::int64_t behind = now_.versions[block] - member->read[block];

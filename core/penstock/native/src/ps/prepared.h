@@ -108,11 +108,12 @@ class Prepared {
   bool look_up(const Request& request, Answers& answers);
   void close(Lock& held);
   // What an update is made of, and what is logged of it before or after it.
-  struct Work {
+  struct Task {
+    std::uint16_t lane;  // of the timeline
     std::function<std::vector<Gradient>()> gradients;
     std::function<void(const std::vector<Gradient>&)> before, after;
   };
-  bool run(Lock& held, const Update& update, const Work& work);
+  bool run(Lock& held, const Update& update, const Task& task);
   void take_back();
   bool is_logged() const { return file_ != nullptr && file_->is_kept(); }
   void note_push(PreparedMember& member, std::uint32_t block, std::int64_t number, std::int64_t behind);

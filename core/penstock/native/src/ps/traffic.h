@@ -11,15 +11,18 @@
 #include "ps/message.h"
 #include "ps/request.h"
 #include "ps/waits.h"
+#include "ps/work_log.h"
 
 namespace penstock::ps {
 
-// The blocks of a server by their numbers, and what went over its channels, by trainer and block. Thread-safe.
+// The blocks of a server by their numbers, what went over its channels, by trainer and block, and when it was worked
+// on. Thread-safe.
 class Traffic {
  public:
   explicit Traffic(std::vector<Block> blocks) : blocks_(std::make_shared<std::vector<Block>>(std::move(blocks))) {}
 
   const std::shared_ptr<const std::vector<Block>>& blocks() const { return blocks_; }
+  WorkLog& work() { return work_; }
 
   void received(std::int64_t trainer, const Message& message) {
     add(trainer, message, [](Sums& sums, const Part& part) {
@@ -68,6 +71,7 @@ class Traffic {
   const std::shared_ptr<const std::vector<Block>> blocks_;
   std::mutex lock_;
   std::map<std::int64_t, std::vector<Sums>> sums_;
+  WorkLog work_;
 };
 
 }  // namespace penstock::ps
