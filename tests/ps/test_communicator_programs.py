@@ -36,6 +36,11 @@ class Net:
     loss: Any
 
 
+def merged() -> Any:
+    """An optimizer that updates in every other run; it merges no sparse gradients."""
+    return fluid.optimizer.GradientMergeOptimizer(fluid.optimizer.Adam(0.1), 2)
+
+
 def network(optimizer: Callable[[], Any] | None = None) -> Net:
     """Return a minimised network; every call gives the same one."""
     main, startup = fluid.Program(), fluid.Program()
@@ -43,7 +48,7 @@ def network(optimizer: Callable[[], Any] | None = None) -> Net:
     with fluid.program_guard(main, startup):
         layers: Any = fluid.layers
         ids, label = fluid.data("ids", [-1, 2], "int64"), fluid.data("label", [-1, 1], "float64")
-        rows = fluid.embedding(ids, [HEIGHT, WIDTH], True, param_attr="table", dtype="float64")
+        rows = fluid.embedding(ids, [HEIGHT, WIDTH], optimizer is not merged, param_attr="table", dtype="float64")
         out = layers.fc(layers.reduce_sum(rows, 1), 1, param_attr="weight", bias_attr=False)
         loss = layers.mean(layers.square_error_cost(out, label))
         (optimizer or (lambda: fluid.optimizer.SGD(0.3)))().minimize(loss)
@@ -153,13 +158,23 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adam": lambda: fluid.optimizer.Adam(0.1, lazy_mode=False),
     "momentum": lambda: fluid.optimizer.Momentum(0.1, 0.9, regularization=fluid.regularizer.L2Decay(0.1)),
     "lars": lambda: fluid.optimizer.LarsMomentum(0.1, 0.9),
+    "merged": merged,
 }
 """All of them move the rows of a batch alone, whatever state others have: so GEO tells of all rows that moved."""
 
 
 @pytest.mark.parametrize(
     ("every", "num_servers", "kind"),
-    [(1, 2, "sgd"), (4, 1, "sgd"), (1, 1, "adam"), (4, 2, "adam"), (4, 1, "momentum"), (4, 1, "lars")],
+    [
+        (1, 2, "sgd"),
+        (4, 1, "sgd"),
+        (1, 1, "adam"),
+        (4, 2, "adam"),
+        (4, 1, "momentum"),
+        (4, 1, "lars"),
+        (1, 2, "merged"),
+        (4, 1, "merged"),
+    ],
 )
 def test_geo_with_one_trainer_is_local_training(start: Start, every: int, num_servers: int, kind: str) -> None:
     local_net, local_scope = network(OPTIMIZERS[kind]), Scope()
