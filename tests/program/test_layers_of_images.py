@@ -277,7 +277,7 @@ def _volume(x: Any) -> Any:
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "conv3d": (lambda x: L.conv3d(x, 2, 1), "conv3d_0: input .* five dimensions"),
-    "conv3d format": (lambda x: L.conv3d(_volume(x), 2, 1, data_format="NDHWC"), "conv3d_0: data_format is 'NDHWC'"),
+    "conv3d format": (lambda x: L.conv3d(_volume(x), 2, 1, data_format="NHWC"), "conv3d: data_format is 'NHWC', and"),
     "conv3d padding": (lambda x: L.conv3d(_volume(x), 2, 1, padding=[1, 2]), "conv3d_0: padding .* three or six"),
     "conv3d_transpose": (lambda x: L.conv3d_transpose(_volume(x), 2), "conv3d_transpose_0: give filter_size"),
     "pool3d": (lambda x: L.pool3d(_volume(x), 2, "mean"), "pool3d_0: pool_type is 'mean'"),

@@ -124,7 +124,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "seeded dropout": (lambda x: L.dropout(x, 0.5, seed=3), "random_seed"),
     "implementation": (lambda x: L.dropout(x, 0.5, dropout_implementation="other"), "'other'"),
     "activation": (lambda x: L.fc(x, 3, act="softmaxx"), "softmaxx"),
-    "layout": (lambda x: L.conv2d(L.reshape(x, [0, 1, 2, 2]), 2, 1, data_format="NHWC"), "NHWC"),
+    "layout": (lambda x: L.conv2d(L.reshape(x, [0, 1, 2, 2]), 2, 1, data_format="CHWN"), "CHWN"),
     "groups": (lambda x: L.conv2d(L.reshape(x, [0, 1, 2, 2]), 2, 1, groups=2), "2 groups"),
     "pool": (lambda x: L.pool2d(L.reshape(x, [0, 1, 2, 2]), 2, "median"), "median"),
     "prelu": (lambda x: L.prelu(x, "row"), "'row'"),

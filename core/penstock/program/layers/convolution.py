@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Initializer, Normal, Xavier
 from penstock.program.layers.activations import activate
+from penstock.program.layers.layouts import takes_channels_last
 from penstock.program.layers.results import activated
 from penstock.program.layers.windows import Size, each, number, padded
 from penstock.program.record.context import default_main_program, name_scope
@@ -18,6 +19,7 @@ from penstock.program.record.source import user_line
 from penstock.program.training.parameters import ParamAttr, create_parameter
 
 
+@takes_channels_last
 def conv2d(
     input: Any,
     num_filters: int,
@@ -35,8 +37,9 @@ def conv2d(
 ) -> Any:
     """Convolve.
 
-    Shapes: input [n, c, h, w]; weight [num_filters, c / groups, kh, kw], drawn from N(0, 2 / (kh kw c)); bias
-    [num_filters]. `padding`: a number, [h, w], [top, bottom, left, right], "SAME" or "VALID".
+    Shapes: input [n, c, h, w], or [n, h, w, c] with data_format="NHWC"; weight [num_filters, c / groups, kh, kw], drawn
+    from N(0, 2 / (kh kw c)); bias [num_filters]. `padding`: a number, [h, w], [top, bottom, left, right], "SAME" or
+    "VALID".
     Source: fluid.layers.conv2d.
     """
     prefix = name or default_main_program().unique("conv2d")
@@ -47,6 +50,7 @@ def conv2d(
     return activated(made, act, prefix, int(ParamAttr.of(bias_attr) is not None))
 
 
+@takes_channels_last
 def conv3d(
     input: Any,
     num_filters: int,
@@ -113,6 +117,7 @@ def _weights(
     return weight, create_parameter([num_filters], dtype, bias_attr, Constant(0.0), prefix=prefix, suffix="b_0")
 
 
+@takes_channels_last
 def conv2d_transpose(
     input: Any,
     num_filters: int,
@@ -143,6 +148,7 @@ def conv2d_transpose(
     return activate(made, act)
 
 
+@takes_channels_last
 def conv3d_transpose(
     input: Any,
     num_filters: int,
@@ -204,6 +210,7 @@ def _transposed(
         return function(input, weight, bias, steps, around, behind, groups, holes)
 
 
+@takes_channels_last
 def pool2d(
     input: Any,
     pool_size: Size = -1,
@@ -217,7 +224,7 @@ def pool2d(
     exclusive: bool = True,
     data_format: str = "NCHW",
 ) -> Any:
-    """Pool windows by maximum or average. `exclusive`: an average does not count padding.
+    """Pool windows by maximum or average. `exclusive`: an average does not count padding. `data_format`: as `conv2d`.
 
     Source: fluid.layers.pool2d.
     """
@@ -227,6 +234,7 @@ def pool2d(
     return _pooled(prefix, 2, input, pool_type, windows, global_pooling, ceil_mode, exclusive)
 
 
+@takes_channels_last
 def pool3d(
     input: Any,
     pool_size: Size = -1,
@@ -314,8 +322,8 @@ def _check_type(prefix: str, pool_type: str) -> None:
 def _refuse_format(prefix: str, data_format: str, expected: str = "NCHW") -> None:
     if data_format != expected:
         raise ProgramError(
-            f"{user_line()}: {prefix}: data_format is {data_format!r}; only {expected!r} is supported. Transpose the "
-            "input"
+            f"{user_line()}: {prefix}: data_format is {data_format!r}; expected {expected!r}, or "
+            f"{expected[0]}{expected[2:]}C for channels that come last"
         )
 
 

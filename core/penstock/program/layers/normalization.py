@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Normal
 from penstock.program.layers.activations import activate
+from penstock.program.layers.layouts import takes_channels_last
 from penstock.program.layers.results import activated, result
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.source import user_line
 from penstock.program.training.parameters import ParamAttr, create_parameter, create_persistable
 
 
+@takes_channels_last
 def batch_norm(
     input: Any,
     act: str | None = None,
@@ -37,7 +39,8 @@ def batch_norm(
 
     Running statistics are buffers: `running = momentum * running + (1 - momentum) * batch`, one set a replica,
     replica 0's are saved. The running variance is the unbiased one (torch's; Fluid keeps the biased one).
-    Shapes: input [n, c, ...]; scale, shift, mean and variance [c].  Source: fluid.layers.batch_norm.
+    Shapes: input [n, c, ...], or [n, ..., c] with data_layout="NHWC"; scale, shift, mean and variance [c].
+    Source: fluid.layers.batch_norm.
     """
     prefix = name or default_main_program().unique("batch_norm")
     if data_layout != "NCHW" or input.ndim < 2 or not isinstance(input.desc.shape[1], int):
@@ -66,6 +69,7 @@ def _running(given: str | None, name: str, size: list[int], dtype: str, first: f
     return create_persistable(given or name, size, dtype, Constant(first), shared=given is not None)
 
 
+@takes_channels_last
 def group_norm(
     input: Any,
     groups: int,
