@@ -142,6 +142,16 @@ async def test_jobs_on_a_leaving_pilot_save_within_its_time(served: tuple[Server
         assert notice["why"].startswith("the time of this pilot is over: node 'n1' leaves in 20 s")
 
 
+async def test_a_pilot_that_is_told_to_leave_has_jobs_save(served: tuple[Server, FakeClock]) -> None:
+    server, _ = served
+    first, second = await server.join("n1"), await server.join("n2")
+    async with server.agent(first, pilot={"once": True}) as one, server.agent(second) as other:
+        await running_on(server, [one, other])
+        await one.send(type="beat", leaving="its pilot was stopped", ends_in_s=12.0)
+        for agent in (one, other):
+            assert len(await preempted_on(agent, 1)) == 1, "on all of its nodes"
+
+
 async def test_a_leaving_pilot_ends_other_jobs_itself(served: tuple[Server, FakeClock]) -> None:
     server, clock = served
     async with server.agent(await server.join(), pilot={"seconds_left": 100.0}) as agent:

@@ -139,12 +139,12 @@ class AgentProcess:
         self.state_dir = state_dir
         self.processes: list[Popen[bytes]] = []
 
-    def start(self, port: int, **environ: str) -> Popen[bytes]:
+    def start(self, port: int, *arguments: str, **environ: str) -> Popen[bytes]:
         self.state_dir.mkdir(exist_ok=True)
         identity = {"url": f"http://127.0.0.1:{port}", "node_id": "n1", "token": "node-secret"}
         lease.write_json(self.state_dir / "node.json", identity)
         with (self.state_dir / "agent.log").open("ab") as log:
-            argv = [sys.executable, "-m", "penstock_worker", "--state-dir", str(self.state_dir)]
+            argv = [sys.executable, "-m", "penstock_worker", "--state-dir", str(self.state_dir), *arguments]
             process = Popen(argv, stderr=log, env={**os.environ, "PENSTOCK_TOKEN": "a-person's", **environ})
         self.processes.append(process)
         return process

@@ -124,6 +124,19 @@ async def test_a_withdrawn_notice_is_a_stop(server: Any, agent: Any, order: Orde
     await until(lambda: "KILLED" in server.states("r1"))
 
 
+@pytest.mark.asyncio
+async def test_a_terminated_pilot_gives_jobs_time_to_save(server: Any, agent: Any, order: Order, until: Until) -> None:
+    process = agent.start(server.port, "--ttl", "3600")
+    await server.want(order("r1", "python", "-c", SAVES, checkpoint={}))
+    await until(lambda: server.logs.get("r1") == b"up\n")
+    process.send_signal(signal.SIGTERM)
+    await until(lambda: "ends_in_s" in server.heartbeats[-1])
+    assert 0 < server.heartbeats[-1]["ends_in_s"] <= 12
+    await server.want(preempted={"r1": {"why": WHY, "grace_s": 30}})
+    await until(lambda: "KILLED" in server.states("r1"))
+    assert server.last("r1")["detail"] == f"{SAVED_AT}7"
+
+
 def _ended(state_dir: Path) -> bool:
     path = state_dir / "replicas" / "r1" / "exit.json"
     return path.exists() and path.stat().st_size > 0

@@ -111,6 +111,7 @@ class Agent:
         self._findings: tuple[Finding, ...] = ()
         self._draining = ""  # why this pilot drains
         self._drain_sent = self._drain_confirmed = False
+        self._ends_at: float | None = None  # when what runs here is stopped, of a pilot that was told to leave
         self._served = False
 
     async def run(self) -> None:
@@ -252,13 +253,24 @@ class Agent:
             return None
         return PilotTerms(once=terms.once, seconds_left=terms.seconds_left(lease.now()), leaving=self._draining)
 
+    async def _let_save(self, stop_s: float) -> float:
+        """Let the server ask jobs to save first, on all of their nodes; return what is left of `stop_s` then."""
+        begin, limit_s = lease.now(), stop_s * pilot.SAVE_SHARE
+        saving = [replica for replica in self._replicas.values() if replica.saves_first]
+        if saving and self._outgoing is not None:
+            self._ends_at, self._heartbeat_at = begin + limit_s, 0.0
+            self._wake.set()
+            await self._until(lambda: all(replica.report.terminal for replica in saving), limit_s)
+        return stop_s - (lease.now() - begin)
+
     async def _stop_replicas(self) -> None:
-        self._stopping = True
         grace_s = STOP_GRACE_MAX_S
         if self._settings.pilot is not None:
-            grace_s = self._settings.pilot.stop_s
+            self._draining = self._draining or "its pilot was stopped"
+            grace_s = await self._let_save(self._settings.pilot.stop_s)
             for replica in self._replicas.values():
-                replica.preempted_by = self._draining or "its pilot was stopped"
+                replica.preempted_by = self._draining
+        self._stopping = True
         for replica_id, replica in self._replicas.items():
             if replica.guard_pid is None and replica_id in self._work:
                 self._work[replica_id].cancel()  # it downloads, or unpacks
@@ -372,7 +384,7 @@ class Agent:
         )
         sent_at = lease.now()
         async with asyncio.timeout(10):
-            welcome = messages.parse(_text(await websocket.recv()))
+            welcome = messages.parse(messages.text_of(await websocket.recv()))
         if not isinstance(welcome, Welcome):
             raise PeerError(
                 f"the server's first message is {welcome.type!r}; expected a welcome"
@@ -411,12 +423,13 @@ class Agent:
     def _heartbeat(self) -> str:
         self._drain_sent = bool(self._draining)
         self._clocks.sent(time.time_ns())
-        return messages.heartbeat(self._draining, self._clocks.offset, self._settings.state_dir)
+        ends_in_s = None if self._ends_at is None else max(0.0, self._ends_at - lease.now())
+        return messages.heartbeat(self._draining, ends_in_s, self._clocks.offset, self._settings.state_dir)
 
     async def _receive(self, websocket: ClientConnection, outgoing: Outgoing, ttl_s: float) -> None:
         while True:
             async with asyncio.timeout(ttl_s):  # every heartbeat is answered: silence is a dead connection
-                text = _text(await websocket.recv())
+                text = messages.text_of(await websocket.recv())
             self._on_message(messages.parse(text), outgoing)
 
     def _on_message(self, message: FromServer, outgoing: Outgoing) -> None:
@@ -470,12 +483,6 @@ class Agent:
 def _address(websocket: ClientConnection) -> str:
     """Return the address of this node on the way to the server, or what PENSTOCK_NODE_ADDRESS says."""
     return NODE_ADDRESS.read() or str(websocket.local_address[0])
-
-
-def _text(message: str | bytes) -> str:
-    if isinstance(message, bytes):
-        raise PeerError("the server sent a binary message; an agent expects JSON text")
-    return message
 
 
 def look_at_machine(state_dir: Path) -> tuple[Finding, ...]:

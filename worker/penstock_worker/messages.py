@@ -145,12 +145,22 @@ def explanation(body: bytes | bytearray | None) -> str:
     return f"{problem.get('detail')}; {problem.get('hint')}"
 
 
-def heartbeat(leaving: str, clock: ClockOffset | None, folder: Path) -> str:
-    """Return a heartbeat with the machine's load. `leaving`: why a pilot drains, or ''; `folder`: the agent's state."""
+def text_of(message: str | bytes) -> str:
+    """Return a message of the server. Raises PeerError for a binary one."""
+    if isinstance(message, bytes):
+        raise PeerError("the server sent a binary message; an agent expects JSON text")
+    return message
+
+
+def heartbeat(leaving: str, ends_in_s: float | None, clock: ClockOffset | None, folder: Path) -> str:
+    """Return a heartbeat with the machine's load. `leaving`: why a pilot drains, or ''; `folder`: the agent's state.
+
+    `ends_in_s`: until it stops what runs here.
+    """
     message = Heartbeat(
         cpu_percent=psutil.cpu_percent(), memory_used_bytes=memory.used_bytes(psutil.virtual_memory().used)
     )
-    also = {"leaving": leaving, "clock": clock, "disk": _disk(folder)}
+    also = {"leaving": leaving, "ends_in_s": ends_in_s, "clock": clock, "disk": _disk(folder)}
     return message.model_copy(update={name: value for name, value in also.items() if value}).encode()
 
 

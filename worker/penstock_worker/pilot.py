@@ -2,8 +2,8 @@
 
 1. A pilot that takes one job leaves once that job is over: recovering, it may come back here.
 2. `drain_s` before its time is over it drains: the server places nothing more here. It leaves when it is idle.
-3. `stop_s` before its time is over it ends what still runs here. The server calls that preempted, and places the job
-   again without one of its restarts.
+3. `stop_s` before its time is over, or when it is told to, it ends what still runs here: jobs that save at a step
+   boundary are asked to first. The server calls that preempted, and places the job again without one of its restarts.
 
 Nothing is placed on a pilot after the server has answered that it drains; until then only the end of its time makes it
 leave. Times are seconds of CLOCK_BOOTTIME, as in `lease`.
@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DRAIN_S, STOP_S = 60.0, 20.0
+SAVE_SHARE = 0.6  # of the time to stop: jobs that save at a step boundary have so much of it, and then a SIGTERM
 _SHARE = 4  # of a short time, drain and stop take at most this part each
 
 

@@ -248,6 +248,12 @@ class Replica:
         self._changed()
 
     @property
+    def saves_first(self) -> bool:
+        """Whether it runs, and is to save at a step boundary before it is stopped by a preemption."""
+        checkpoint = self.desired.checkpoint
+        return self.report.state == "RUNNING" and checkpoint is not None and checkpoint.preempt_grace_s > 0
+
+    @property
     def guard_pid(self) -> int | None:
         """The process id of its guard, from its start on."""
         return self._guard

@@ -84,6 +84,7 @@ class DiskSpace(Message):
 class Heartbeat(Message):
     """Heartbeat of an agent. `leaving`: why a pilot drains; nothing is placed there once this is answered.
 
+    `ends_in_s`: of a pilot that was told to leave: when it stops what runs there, None before.
     `clock`: of the node against the server's, as the heartbeats before show. `disk`: None if it cannot be read.
     """
 
@@ -91,6 +92,7 @@ class Heartbeat(Message):
     cpu_percent: float = 0.0
     memory_used_bytes: int = 0
     leaving: Short = ""
+    ends_in_s: Annotated[float, Field(ge=0)] | None = None
     clock: ClockOffset | None = None
     disk: DiskSpace | None = None
 

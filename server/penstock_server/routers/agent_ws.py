@@ -121,6 +121,8 @@ async def _message(runtime: Runtime, link: AgentLink, message: FromAgent) -> Non
                 runtime.publisher.mark_clocks()
             if message.disk is not None:
                 runtime.agents.note_disk(link, message.disk)
+            if message.ends_in_s is not None:
+                link.ends_at = runtime.clock.monotonic() + message.ends_in_s
             if leaving and not link.leaving:
                 link.leaving = leaving
                 await runtime.nodes.leave(link.node_id, leaving)  # before the answer: no placement follows that
