@@ -59,14 +59,14 @@ async def running_on(server: Server, agents: list[FakeAgent], **spec: Any) -> tu
     return made["id"], replicas
 
 
-async def preempted_on(agent: FakeAgent, count: int) -> dict[str, Any]:
-    """Wait until so many replicas of a node have a notice, and none is wanted; return the notices."""
+async def preempted_on(agent: FakeAgent, count: int, *, wanted: int = 0) -> dict[str, Any]:
+    """Wait until so many replicas of a node have a notice, and as many are `wanted`; return the notices."""
 
     async def newest() -> tuple[int, dict[str, Any]]:
         found = [(len(one["replicas"]), one["preempted"]) for one in agent.messages if one["type"] == "desired"]
         return found[-1]
 
-    _, notices = await until_answer(newest, lambda found: (found[0], len(found[1])) == (0, count))
+    _, notices = await until_answer(newest, lambda found: (found[0], len(found[1])) == (wanted, count))
     return notices
 
 
@@ -161,6 +161,24 @@ async def test_a_leaving_pilot_ends_other_jobs_itself(served: tuple[Server, Fake
         clock.advance(99.0)
         await server.runtime.drains.step()
         assert (await server.job(job_id))["state"] == "RUNNING"
+
+
+async def test_servers_are_wanted_until_their_trainers_have_saved(served: tuple[Server, FakeClock]) -> None:
+    server, _ = served
+    async with server.agent(await server.join()) as agent:
+        job = await server.submit(
+            mode="pserver", trainers={"count": 1, **SMALL}, pservers={"count": 1, **SMALL}, checkpoint={}
+        )
+        replicas = {one["role"]: one for one in await agent.desired(2)}
+        for one in replicas.values():
+            await agent.start(one)
+        await server.job_in(job["id"], "RUNNING")
+        await ask(server, "drain", deadline_s=0)
+        notices = await preempted_on(agent, 1, wanted=1)
+        assert list(notices) == [replicas["trainer"]["replica_id"]]
+        assert [one["role"] for one in await agent.get_desired()] == ["pserver"]
+        await agent.report(replicas["trainer"], "KILLED", detail=f"{SAVED}12", exit_code=75)
+        assert await preempted_on(agent, 0) == {}
 
 
 async def test_a_trainer_that_fails_meanwhile_ends_the_others(served: tuple[Server, FakeClock]) -> None:
