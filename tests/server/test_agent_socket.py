@@ -215,8 +215,10 @@ async def test_a_lost_node_with_restarts_left_gives_a_fencing_attempt(
                 await until_answer(lambda: refused(server, "stale_epoch"), lambda n: n == 1)
                 await stale.report(new, "EXITED", exit_code=1)
                 await until_answer(lambda: refused(server, "foreign_replica"), lambda n: n == 1)
+                await stale.frame(old, Kind.SCALARS, body={"step": 1, "values": {"auc": 0.5}})
+                await until_answer(lambda: server.job(job["id"]), lambda found: found["lost"] == {"SCALARS": 1})
             await agent.report({**new, "epoch": 1}, "EXITED", exit_code=1)
-            await until_answer(lambda: refused(server, "stale_epoch"), lambda n: n == 2)
+            await until_answer(lambda: refused(server, "stale_epoch"), lambda n: n == 3)
             job_now = await server.job(job["id"])
             assert (job_now["state"], job_now["progress"]) == ("RUNNING", None)
 

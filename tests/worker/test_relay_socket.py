@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import stat
 import struct
@@ -16,6 +17,7 @@ import pytest_asyncio
 from penstock.process.private import read_private
 from penstock.protocol import recording
 from penstock.protocol.agent import Desired
+from penstock.protocol.contract import left_path
 from penstock.protocol.frames import Frame, Kind, encode
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.relay import MAX_SOCKET_PATH, Relay, socket_path
@@ -133,6 +135,37 @@ async def test_close_reads_what_ended_connections_sent(listening: Listening, tur
         await asyncio.sleep(0)
     await listening.relay.close()
     assert taken(listening) == 20
+
+
+@pytest.mark.asyncio
+async def test_close_reads_what_ended_processes_left(listening: Listening) -> None:
+    path = left_path(listening.relay.path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    frames = b"".join(prefixed(encode(Frame(Kind.PROGRESS, 7, 1, seq, body={}))) for seq in range(3))
+    path.write_bytes(frames + frames[:20])  # the last one is torn
+    sent_and_closed(listening, 2)
+    await listening.relay.close()
+    assert taken(listening) == 5
+    assert not path.exists()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["link", "pipe", "junk"])
+async def test_close_neither_follows_nor_waits_for_what_is_left(
+    listening: Listening, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = left_path(listening.relay.path)
+    path.unlink()
+    if kind == "link":
+        path.symlink_to("/etc/passwd")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(prefixed(b"x" * 60))
+    sent_and_closed(listening, 2)
+    await asyncio.wait_for(listening.relay.close(), 60)
+    assert taken(listening) == 2
+    assert "was not read to its end" in caplog.text
 
 
 @pytest.mark.asyncio

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from tests.support.waiting import until_answer
 
-from penstock.protocol.contract import Managed
-from penstock.protocol.frames import Frame, Kind, encode
+from penstock.protocol.contract import Managed, left_path
+from penstock.protocol.frames import Frame, Kind, decode, encode
 from penstock.telemetry.link import UnixLink
 from penstock.telemetry.outbox import Outbox, message
+from penstock.telemetry.sessions import Watched
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.relay import Relay
 from penstock_worker.spool import RECORD, Spool
@@ -140,3 +141,39 @@ async def test_a_process_that_ends_waits_for_its_agent_briefly(tmp_path: Path) -
     assert time.monotonic() - begin < 10
     listening.abandon()
     await listening.close()
+
+
+def logging(folder: Path) -> Watched:
+    """A process whose agent listens in a folder."""
+    return Watched(Managed("job", "name", "replica", "trainer", 0, 1, 7, str(folder / "t.sock")))
+
+
+@pytest.mark.asyncio
+async def test_figures_are_left_where_no_agent_takes_them(tmp_path: Path) -> None:
+    killed, frames = relay(tmp_path, FrameBuffer(stream=7, epoch=1)), FrameBuffer(stream=7, epoch=1)
+    await killed.open()
+    killed.abandon()
+    (tmp_path / "t.sock").unlink()  # as nothing listens there
+    session = logging(tmp_path)
+    for step in range(3):
+        session.log(step=step, auc=0.5)
+    await asyncio.to_thread(session.close)
+    after = relay(tmp_path, frames)
+    await after.open()
+    await after.close()
+    left = [decode(frame) for frame in frames.unconfirmed()]
+    assert [frame.body["step"] for frame in left if frame.kind is Kind.SCALARS] == [0, 1, 2]
+    assert left[0].kind is Kind.HELLO and left[-1].kind is Kind.GOODBYE
+    assert not left_path(tmp_path / "t.sock").exists()
+    assert len(Spool(tmp_path / "spool").load()) == len(left), "a killed agent has them, too"
+    await killed.close()
+
+
+def test_without_a_file_to_leave_figures_in_one_warning_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = logging(tmp_path)
+    session.log(step=1, auc=0.5)
+    session.close()
+    assert caplog.text.count("the last telemetry of this process is lost") == 1
+    assert not left_path(tmp_path / "t.sock").exists()

@@ -20,8 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.errors import PeerError
-from penstock.process.private import read_private, write_private
+from penstock.process.private import read_private, read_regular, write_private
 from penstock.protocol import preemption, recording
+from penstock.protocol.contract import MAX_LEFT_BYTES, left_path
 from penstock.protocol.frames import MAX_FRAME_BYTES, SPOOLED, decode_header
 from penstock_worker.accounts import WAY, Account
 from penstock_worker.buffer import AGAIN, FrameBuffer
@@ -98,6 +99,11 @@ class Relay:
             raise
         self._listener = listener
         self._resume(listener)
+        try:
+            os.close(os.open(left_path(self.path), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            self._give(left_path(self.path))
+        except OSError as error:  # what a process could leave is lost if it ends while there is no agent
+            _log.warning("%s could not be made: %s", left_path(self.path), error)
 
     async def close(self) -> None:
         """Read what was sent until now, then stop listening and remove the socket.
@@ -115,9 +121,25 @@ class Relay:
                 async with asyncio.timeout(DRAIN_S):
                     while self._reading and not self._frames.full:
                         await asyncio.wait(self._reading, timeout=FULL_WAIT_S)
+            self._take_left()
         finally:
+            left_path(self.path).unlink(missing_ok=True)
             self.path.unlink(missing_ok=True)
             recording.request_path(self.path).unlink(missing_ok=True)
+
+    def _take_left(self) -> None:
+        """Take what processes have left that ended while there was no agent."""
+        path, at = left_path(self.path), 0
+        try:
+            content = read_regular(path, MAX_LEFT_BYTES)
+            while at + LENGTH.size <= len(content):
+                (size,) = LENGTH.unpack_from(content, at)
+                at += LENGTH.size + size
+                if at > len(content):
+                    break  # torn
+                self._take(content[at - size : at])
+        except (OSError, PeerError) as error:
+            _log.warning("%s was not read to its end: %s", path, error)
 
     def record_in_full(self, seconds: int) -> None:
         """Have the processes that send here send every step whole for some seconds; a longer request stays."""

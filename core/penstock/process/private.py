@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -54,3 +55,18 @@ def read_private(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+def read_regular(path: Path, limit_bytes: int) -> bytes:
+    """Return the first bytes of a file that others write; nothing where there is none.
+
+    Raises OSError if it is a link or no file: neither is followed, nor waited for.
+    """
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    with os.fdopen(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, f"{path} is no file")
+        return file.read(limit_bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from penstock import identity
@@ -19,6 +20,17 @@ from penstock.settings import PS_STATE_DIR, PS_TOKEN, SELECTED_GPUS, TOKEN, URL
 _log = logging.getLogger(__name__)
 
 Mode = Literal["local", "pserver", "collective", "command"]
+
+MAX_LEFT_BYTES = 16 << 20
+"""Of what processes of a replica leave at `left_path`."""
+
+
+def left_path(socket: str | Path) -> Path:
+    """Return the file beside a telemetry socket in which processes that end without an agent leave their last frames.
+
+    The agent makes it and reads it, as it reads its socket: length-prefixed frames.
+    """
+    return Path(socket).with_suffix(".left")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,11 @@ class Managed:
     epoch: int
     stream: int
     socket: str
+
+    @property
+    def left(self) -> Path:
+        """Where the process leaves what it has not sent when it ends without an agent; see `left_path`."""
+        return left_path(self.socket)
 
     def environ(self) -> dict[str, str]:
         """Return the variables to put into the process's environment."""

@@ -6,6 +6,9 @@ raises it when there is no answer, and `PeerError` when the other side has refus
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.errors import PeerError, Unavailable
 from penstock.protocol.attach import REGISTERED, STORED, Heartbeat, Register, Registered
 from penstock.protocol.completeness import COUNTED
-from penstock.protocol.contract import Attached, Managed
+from penstock.protocol.contract import MAX_LEFT_BYTES, Attached, Managed
 from penstock.protocol.frames import SPOOLED
 from penstock.protocol.wire import parse
 from penstock.telemetry.outbox import Parcel
@@ -142,6 +145,49 @@ class UnixLink:
         self._socket.close()
 
 
+class LeftLink:
+    """Frames into a file that the agent made, for when it is back: how a process ends while there is no agent.
+
+    In the page cache, which outlives the process. Raises Unavailable where there is no such file, as of an older agent,
+    or it is full.
+    """
+
+    idle_s = 60.0
+    confirms = False
+    stored_seq = -1
+
+    def __init__(self, managed: Managed) -> None:
+        self.stream, self.epoch = managed.stream, managed.epoch
+        self._path = managed.left
+        try:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise Unavailable(f"the last telemetry of this process is lost, as {self._path}: {error}") from error
+
+    def send(self, item: Parcel) -> None:
+        """Append one frame; of several processes each writes whole ones."""
+        if item.kind in COUNTED:
+            return  # a recording has gaps, which are counted; series have none
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            size = os.fstat(self._file).st_size
+            if size + len(item.data) > MAX_LEFT_BYTES:
+                raise OSError(errno.EFBIG, f"it has {size} bytes")
+            if os.write(self._file, item.data) != len(item.data):
+                os.ftruncate(self._file, size)
+                raise OSError(errno.ENOSPC, "the frame was not written whole")
+        except OSError as error:
+            raise Unavailable(f"the last telemetry of this process is lost, as {self._path}: {error}") from error
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def idle(self) -> None:
+        return
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
 class WebsocketLink:
     """Binary messages to the server, after registration; a heartbeat each third of the lease."""
 
@@ -255,3 +301,8 @@ def dialer(contract: Managed | Attached, identity: Callable[[], ProcessIdentity]
     if isinstance(contract, Managed):
         return lambda: UnixLink(contract)
     return lambda: WebsocketLink(contract, identity())
+
+
+def leaver(contract: Managed | Attached) -> Callable[[], Link] | None:
+    """Return what takes the last frames where no connection can be opened; None where nothing does."""
+    return (lambda: LeftLink(contract)) if isinstance(contract, Managed) else None

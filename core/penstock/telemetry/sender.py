@@ -2,7 +2,8 @@
 
 The outbox is shared with the drain thread under one condition. A frame whose sending failed is sent again on the next
 connection. So are figures that a server has not confirmed as stored, or an agent as written to its disk: those that the
-kernel had taken and a dying agent had not read. Other frames of these are lost: a hole in the sequence numbers.
+kernel had taken and a dying agent had not read. Other frames of these are lost: a hole in the sequence numbers. A
+process that ends while no agent answers leaves its figures in a file (`leave`), which the next agent reads.
 """
 
 from __future__ import annotations
@@ -25,12 +26,23 @@ _log = logging.getLogger(__name__)
 
 
 class Sender:
-    """Sends an outbox over whatever `dial` opens, until closed. `on_end`: called if it ends earlier (refused)."""
+    """Sends an outbox over whatever `dial` opens, until closed. `on_end`: called if it ends earlier (refused).
 
-    def __init__(self, outbox: Outbox, dial: Callable[[], Link], *, on_end: Callable[[], None]) -> None:
+    `leave`: opens what takes the rest when nothing can be dialled at the end.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        dial: Callable[[], Link],
+        *,
+        on_end: Callable[[], None],
+        leave: Callable[[], Link] | None = None,
+    ) -> None:
         self._outbox = outbox
         self._dial = dial
         self._on_end = on_end
+        self._leave = leave
         self._changed = threading.Condition()
         self._closing = False
         self._redial = False
@@ -87,6 +99,7 @@ class Sender:
                 return
             except Unavailable as error:
                 if self._rest(error, backoff.wait_s(), last=last):
+                    self._leave_rest()
                     return
                 continue
             backoff.reset()
@@ -102,6 +115,14 @@ class Sender:
             if not last:
                 self._changed.wait_for(lambda: self._closing, pause_s)
         return last
+
+    def _leave_rest(self) -> None:
+        if self._leave is None:
+            return
+        try:
+            self._serve(self._leave())
+        except Unavailable as error:
+            _log.warning("%s.", error)
 
     def _serve(self, link: Link) -> bool:
         """Send until the session closes (True) or the connection breaks (False)."""

@@ -34,7 +34,7 @@ from penstock.telemetry.collector import Collected, Collector, Draft
 from penstock.telemetry.events import TraceSource
 from penstock.telemetry.exchange import ExchangeSource, ExchangeWatch, TableSource
 from penstock.telemetry.input import InputSampler, InputTrace, Turn
-from penstock.telemetry.link import ProcessIdentity, dialer
+from penstock.telemetry.link import ProcessIdentity, dialer, leaver
 from penstock.telemetry.metrics import checked_count, checked_scalars
 from penstock.telemetry.outbox import Outbox, Parcel, message, pack
 from penstock.telemetry.outcome import Outcome
@@ -150,7 +150,8 @@ class Watched(Session):
         self._since_report_s = 0.0
         outbox = Outbox(process=self._identity.process)
         outbox.introduce(self._identity.hello())
-        self._sender = Sender(outbox, dialer(contract, self._who), on_end=self._stop.set)
+        dial, leave = dialer(contract, self._who), leaver(contract)
+        self._sender = Sender(outbox, dial, on_end=self._stop.set, leave=leave)
 
     def register(self, *, role: Role = "trainer", endpoint: str | None = None, index: int | None = None) -> None:
         with self._lock:

@@ -47,6 +47,10 @@ class StreamSource:
         return "" if (self.role, self.index) == ("trainer", 0) else f".{self.role}{self.index}"
 
 
+FIGURES = frozenset({Kind.METRICS, Kind.SCALARS})
+"""Points of series, which no account of a process has: refused ones are counted as lost telemetry of the job."""
+
+
 @dataclass(frozen=True, slots=True)
 class FrameSender:
     """The other side: the agent of a node, or one attached process."""
@@ -180,6 +184,10 @@ class Ingest:
         """Count what a process of an earlier attempt still sends; its own counts are taken."""
         if header.kind is Kind.GAP:
             await self._counts.take(source.job_id, source.stream, decode(data).body)
+        elif header.kind in FIGURES:
+            if header.seq >= self._next_seq.get(source.stream, 0):  # and not sent again after a reconnect
+                self._next_seq[source.stream] = header.seq + 1
+                self._on_lost(source.job_id, {header.kind.name: max(1, header.count)})
         else:
             await self._counts.refused(source.job_id, source.stream, header.kind, header.count)
 
