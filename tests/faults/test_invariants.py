@@ -19,11 +19,13 @@ from tools.chaos.history import (
     LogSeen,
     NodeRecord,
     Outage,
+    PointsSeen,
     ProcessSeen,
     ReplicaRecord,
     SeriesSeen,
 )
 from tools.chaos.invariants import check
+from tools.chaos.series import with_points
 from tools.chaos.witness import processes
 
 LIMITS = Limits(ttl_s=4.0, grace_s=10.0, stop_s=6.0, slack_s=5.0)
@@ -158,6 +160,8 @@ BREACHES: dict[str, tuple[str, Callable[[], History]]] = {
     "a point is lost and not counted": (
         "I8", lambda: replace(SOUND, series=(SeriesSeen("j", 2, (1, 2, 4), (1, 2, 3, 4), lost=0),))),
     "a point is doubled": ("I8", lambda: replace(SOUND, series=(SeriesSeen("j", 2, (1, 1), (1,), lost=0),))),
+    "a point that nobody logged": (
+        "I8", lambda: replace(SOUND, series=(SeriesSeen("j", 2, (1, 2), (1,), 0, "c"),))),
     "a row differs from its events": ("I9", lambda: with_job(state="FAILED")),
     "an event is missing": ("I9", lambda: without("c", after="ASSIGNED")),
     "a restart is not charged": ("I10", lambda: with_job(restarts=0)),
@@ -207,6 +211,40 @@ def test_free_attempt_is_not_charged() -> None:
     kept = [e for e in recovered(reason="node_lost").events if not (e.subject in "ab" and e.after == "RUNNING")]
     free = replace(SOUND, events=tuple(kept), jobs=(replace(SOUND.jobs[0], restarts=0),))
     assert not [violation for violation in check(free) if violation.invariant == "I10"]
+
+
+LOGGED = tuple((12.0 + step, step) for step in range(8))
+
+
+def of_series(*, stored: tuple[int, ...], seen: PointsSeen, outages: tuple[Outage, ...] = ()) -> list[str]:
+    """Return the breaches of I8 by replica a, whose process has logged a point a second."""
+    held = replace(SOUND, series=(SeriesSeen("j", 1, stored, (), 0, "a"),), outages=outages)
+    return [one.what for one in check(with_points(held, [seen])) if one.invariant == "I8"]
+
+
+def test_newest_points_of_a_killed_process_may_be_missing() -> None:
+    killed = PointsSeen("a", LOGGED, 19.5, is_closed=False)
+    assert of_series(stored=tuple(range(7)), seen=killed) == []
+    assert of_series(stored=tuple(range(5)), seen=killed), "it had two seconds to send point 5"
+    assert of_series(stored=(0, 1, 2, 3, 4, 6), seen=killed), "what came after point 5 was sent"
+
+
+def test_points_logged_in_an_outage_may_be_missing() -> None:
+    killed = PointsSeen("a", LOGGED, 19.5, is_closed=False)
+    assert of_series(stored=tuple(range(4)), seen=killed, outages=(Outage("n", 15, 19),)) == []
+    assert of_series(stored=tuple(range(4)), seen=killed, outages=(Outage("other", 15, 19),))
+
+
+def test_process_that_closed_has_sent_all_its_points() -> None:
+    closed = PointsSeen("a", LOGGED, 19.5, is_closed=True)
+    assert of_series(stored=tuple(range(8)), seen=closed) == []
+    assert of_series(stored=tuple(range(7)), seen=closed, outages=(Outage(None, 12, 20),))
+
+
+def test_series_that_the_server_does_not_hold_is_missed() -> None:
+    closed = PointsSeen("a", LOGGED, 19.5, is_closed=True)
+    none = with_points(replace(SOUND, series=()), [closed])
+    assert [one.invariant for one in check(none)] == ["I8"]
 
 
 def test_lines_of_a_log_are_numbers() -> None:

@@ -2,9 +2,10 @@
 
     python counting.py WITNESS LINES PAUSE_S EXIT_CODE [MORE]
 
-prints 0 to LINES - 1, one each PAUSE_S seconds, and exits with EXIT_CODE. MORE: `deaf` ignores SIGTERM; `crash`
-exits with 3 after half of the lines in the first attempt. The witness file WITNESS/REPLICA.PID is outside of all that
-Penstock knows: each line is `TIME WORD NUMBER`, written after what it is about. Standard library only.
+prints 0 to LINES - 1, one each PAUSE_S seconds, logs each as a point of the series `count/REPLICA`, and exits with
+EXIT_CODE. MORE: `deaf` ignores SIGTERM; `crash` exits with 3 after half of the lines in the first attempt. The witness
+file WITNESS/REPLICA.PID is outside of all that Penstock knows: each line is `TIME WORD NUMBER`, written after what it
+is about. `closed` stands for telemetry that was closed at the end, as by a script that returns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ import sys
 import time
 from pathlib import Path
 
+from penstock import telemetry
+
 TICK_S = 0.2
+SERIES = "count/"
+"""Before the replica's id, the name of its series."""
 
 
 def main(argv: list[str]) -> int:
@@ -24,17 +29,22 @@ def main(argv: list[str]) -> int:
     more = argv[4:]
     if "deaf" in more:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    name = f"{os.environ['PENSTOCK_REPLICA_ID']}.{os.getpid()}"
-    witness = os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    replica_id = os.environ["PENSTOCK_REPLICA_ID"]
+    witness = os.open(folder / f"{replica_id}.{os.getpid()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     note(witness, "began", 0)
     first = folder / f"{os.environ['PENSTOCK_JOB_ID']}.crashed"
     for number in range(lines):
         print(number, flush=True)
         note(witness, "wrote", number + 1)
+        telemetry.log({SERIES + replica_id: number}, step=number)
+        note(witness, "logged", number)
         if "crash" in more and number >= lines // 2 and not first.exists():
             first.touch()
-            return 3
+            code = 3
+            break
         wait(witness, pause_s)
+    telemetry.close()
+    note(witness, "closed", 0)
     return code
 
 

@@ -1,7 +1,8 @@
-"""The part of a history that the server holds: its event log, rows and audit log, and the logs of replicas."""
+"""The part of a history that the server holds: its event log, rows, audit log and series, and the logs of replicas."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Any
 
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncSession
-from tools.chaos.history import AttemptRecord, Event, History, JobRecord, LogSeen, NodeRecord, ReplicaRecord
+from tools.chaos.counting import SERIES
+from tools.chaos.history import AttemptRecord, Event, History, JobRecord, LogSeen, NodeRecord, ReplicaRecord, SeriesSeen
 
 from penstock.protocol.states import TERMINAL_REPLICA
 from penstock_server.db import Database
-from penstock_server.tables import AttemptRow, AuditRow, EventRow, JobRow, NodeRow, ReplicaRow
+from penstock_server.tables import AttemptRow, AuditRow, EventRow, JobRow, MetricRow, NodeRow, ReplicaRow
 
 
 async def read_history(database: Database) -> History:
@@ -27,6 +29,8 @@ async def read_history(database: Database) -> History:
         nodes = await _rows(session, NodeRow)
         attempts = await _rows(session, AttemptRow)
         subjects = (await session.execute(select(AuditRow.subject))).scalars().all()
+        counted = MetricRow.series.startswith(SERIES)
+        points = (await session.execute(select(MetricRow.series, MetricRow.step, MetricRow.value).where(counted))).all()
     return History(
         events=tuple(map(_event, events)),
         jobs=tuple(map(_job, jobs)),
@@ -34,6 +38,22 @@ async def read_history(database: Database) -> History:
         nodes=tuple(NodeRecord(n.id, n.host, n.state, (n.cpus, n.gpus, n.memory_bytes)) for n in nodes),
         attempts=tuple(AttemptRecord(a.job_id, a.number, a.epoch) for a in attempts),
         audited=frozenset(subjects),
+        series=_series(jobs, replicas, [(name, step if step == value else -1) for name, step, value in points]),
+    )
+
+
+def _series(
+    jobs: Sequence[JobRow], replicas: Sequence[ReplicaRow], points: Sequence[tuple[str, int]]
+) -> tuple[SeriesSeen, ...]:
+    """Return the series of counting processes. `points`: name and step; -1 of one whose value is not its step."""
+    steps: dict[str, list[int]] = defaultdict(list)
+    for name, step in points:
+        steps[name.removeprefix(SERIES).partition(".")[0]].append(step)
+    lost = {job.id: sum(job.lost.get(kind, 0) for kind in ("FRAMES", "SCALARS")) for job in jobs}
+    return tuple(
+        SeriesSeen(one.job_id, one.attempt, tuple(sorted(steps[one.id])), (), lost[one.job_id], one.id)
+        for one in replicas
+        if one.id in steps
     )
 
 

@@ -117,13 +117,32 @@ class CheckpointSeen:
 
 @dataclass(frozen=True, slots=True)
 class SeriesSeen:
-    """A series of an attempt: the steps that the server holds, those that were written, and rows counted as lost."""
+    """A series of an attempt: the steps that the server holds, those that were written, and rows counted as lost.
+
+    `replica_id`: whose alone it is, if it is one's. `unsent`: the newest ones, which a process that was killed had no
+    time to send.
+    """
 
     job_id: str
     attempt: int
     stored: tuple[int, ...]
     written: tuple[int, ...]
     lost: int
+    replica_id: str = ""
+    unsent: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PointsSeen:
+    """Points of a replica's series that a process has logged: when, and of which step.
+
+    `last`: its last sign of life. `is_closed`: it closed its telemetry, and was not killed before.
+    """
+
+    replica_id: str
+    points: tuple[tuple[float, int], ...]
+    last: float
+    is_closed: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,10 @@ class Part:
         self._argv, self._environ, self._errors = list(argv), dict(environ), errors
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, argv: Sequence[str] | None = None) -> None:
-        """Start it, with other arguments if they are given (which `start` keeps)."""
+    def start(self, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> None:
+        """Start it, with other arguments or another environment if they are given (which `start` keeps)."""
         self._argv = self._argv if argv is None else list(argv)
+        self._environ = self._environ if environ is None else dict(environ)
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
                 self._argv, env=self._environ, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors

@@ -76,13 +76,19 @@ def streams_are_whole(history: History) -> Iterator[Violation]:
         wrote[seen.replica_id] = max(wrote[seen.replica_id], seen.wrote)
     for log in history.logs:
         yield from _log_is_whole(log, wrote[log.replica_id])
+    counted = {one.job_id: one.lost for one in history.series}
     for series in history.series:
-        missing = len(set(series.written) - set(series.stored))
-        name = f"attempt {series.attempt}"
+        missing = len(set(series.written) - set(series.unsent) - set(series.stored))
+        unknown = set(series.stored) - set(series.written)
+        name = f"attempt {series.attempt}" + (f", replica {series.replica_id}" if series.replica_id else "")
         if len(set(series.stored)) != len(series.stored):
             yield Violation("I8", series.job_id, f"{name}: a point of a series is there twice")
-        if missing > series.lost:
-            yield Violation("I8", series.job_id, f"{name}: {missing} points are missing, {series.lost} are counted")
+        left = counted[series.job_id]  # of what is counted for the job, what no other series lacks
+        counted[series.job_id] = max(0, left - missing)
+        if missing > left:
+            yield Violation("I8", series.job_id, f"{name}: {missing} points are missing, {left} are counted")
+        if unknown and series.replica_id:
+            yield Violation("I8", series.job_id, f"{name}: points {sorted(unknown)[:5]} were never written")
 
 
 def _log_is_whole(log: LogSeen, wrote: int) -> Iterator[Violation]:
@@ -105,7 +111,7 @@ def nothing_waits_for_ever(history: History) -> Iterator[Violation]:
     }
     for event, end in _stays(history):
         bound = bounds.get((event.kind, event.after))
-        stayed_s = sum(to - begin for begin, to in _without(history, None, [(event.at, end)]))
+        stayed_s = sum(to - begin for begin, to in undisturbed(history, None, [(event.at, end)]))
         if bound is not None and stayed_s > bound:
             what = f"was {event.after} for {stayed_s:.1f} s, {bound:g} s at most"
             yield Violation("I12", event.subject, what)
@@ -119,7 +125,7 @@ def _leases_expire(history: History) -> Iterator[Violation]:
         if outage.node_id is None:
             continue
         silent = [(outage.begin + allowed_s, outage.end)]
-        for begin, end in _without(history, None, silent):
+        for begin, end in undisturbed(history, None, silent):
             if end - begin > history.limits.slack_s and _reachable(history, outage.node_id, (begin, end)) == [
                 (begin, end)
             ]:
@@ -141,7 +147,7 @@ def _stays(history: History) -> Iterator[tuple[Event, float]]:
 
 def _calm(history: History, node_id: str, span: Span) -> Sequence[Span]:
     """Return the parts of a span in which a node was reachable and nothing disturbed it or the server."""
-    return _without(history, node_id, _reachable(history, node_id, span))
+    return undisturbed(history, node_id, _reachable(history, node_id, span))
 
 
 def _reachable(history: History, node_id: str, span: Span) -> list[Span]:
@@ -159,7 +165,7 @@ def _reachable(history: History, node_id: str, span: Span) -> list[Span]:
     return joined
 
 
-def _without(history: History, node_id: str | None, spans: Sequence[Span]) -> list[Span]:
+def undisturbed(history: History, node_id: str | None, spans: Sequence[Span]) -> list[Span]:
     """Take the outages of the server, and of a node, out of spans."""
     left = [one for one in spans if one[0] < one[1]]
     for outage in history.outages:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.chaos.history import CheckpointSeen, ProcessSeen, ReplicaRecord
+from tools.chaos.history import CheckpointSeen, PointsSeen, ProcessSeen, ReplicaRecord
 
 SCRIPT = Path(__file__).with_name("counting.py")
 
@@ -43,6 +43,19 @@ def checkpoints(folder: Path, replicas: Iterable[ReplicaRecord]) -> list[Checkpo
                 one, whole = of[replica_id], note.word != "damaged"
                 is_restored = note.word == "restored"
                 found.append(CheckpointSeen(one.job_id, one.node_id, note.at, note.number, whole, is_restored))
+    return found
+
+
+def points(folder: Path) -> list[PointsSeen]:
+    """Return the points that processes have logged."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        replica_id, _, pid = path.name.rpartition(".")
+        notes = list(_notes(path)) if pid.isdecimal() else []
+        logged = tuple((note.at, note.number) for note in notes if note.word == "logged")
+        if logged:
+            is_closed = any(note.word == "closed" for note in notes)
+            found.append(PointsSeen(replica_id, logged, notes[-1].at, is_closed))
     return found
 
 

@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -21,6 +21,7 @@ from tools.chaos import witness
 from tools.chaos.export import read_history, with_logs
 from tools.chaos.history import History, Limits, Outage
 from tools.chaos.parts import Part, Running, running_on, wait_until
+from tools.chaos.series import with_points
 from tools.hosts.faults import LinkFaults, inside
 from tools.hosts.namespaces import Namespaces
 
@@ -39,7 +40,10 @@ _LEFT_OUT = ("PENSTOCK_", "FLAGS_", "DISPLAY")
 
 
 class World:
-    """Use as a context: at the end every process is gone. `cpus`: of each node."""
+    """Use as a context: at the end every process is gone. `cpus`: of each node.
+
+    `sources`: of parts ("server", "node0", …) that run another version of Penstock, its folder; read at each start.
+    """
 
     def __init__(
         self,
@@ -50,7 +54,9 @@ class World:
         network: Namespaces | None = None,
         cpus: int = 4,
         database_url: str | None = None,
+        sources: Mapping[str, Path] | None = None,
     ) -> None:
+        self.sources = dict(sources or {})
         self.folder, self.limits, self.network = folder, limits, network
         self.outages: list[Outage] = []
         self.node_ids: dict[int, str] = {}
@@ -60,8 +66,8 @@ class World:
         self._mark = f"CHAOS_WORLD={folder}"
         self.port = 7080 if network is not None else free_ports("127.0.0.1", 1)[0]
         self.url = f"http://{self.address(0)}:{self.port}"
-        self.server = Part(self._server_argv(), self._environ("server"), folder / "server.err")
-        self.agents = [Part([], self._environ(f"node{i}"), folder / f"node{i}.err") for i in range(num_nodes)]
+        self.server = Part(self._server_argv(), self.environ("server"), folder / "server.err")
+        self.agents = [Part([], self.environ(f"node{i}"), folder / f"node{i}.err") for i in range(num_nodes)]
         self.links = [LinkFaults(network.layout.hosts[i + 1], self.address(i + 1)) for i in range(num_nodes)] if (
             network is not None
         ) else []  # fmt: skip
@@ -97,11 +103,13 @@ class World:
     def _on(self, host: int) -> list[str]:
         return [] if self.network is None else list(self.network.enter(host))
 
-    def _environ(self, home: str) -> dict[str, str]:
+    def environ(self, home: str) -> dict[str, str]:
+        """Return the variables of a part, whose HOME is a folder of that name."""
         (self.folder / home).mkdir(parents=True, exist_ok=True)
         kept = {k: v for k, v in without_settings(os.environ).items() if not k.startswith(_LEFT_OUT)}
         return {
             **kept,
+            **(import_from(self.sources[home]) if home in self.sources else {}),
             "HOME": str(self.folder / home),
             "CHAOS_WORLD": str(self.folder),
             "PENSTOCK_SERVER_LEASE_TTL_S": f"{self.limits.ttl_s:g}",
@@ -126,7 +134,7 @@ class World:
 
     def start_server(self) -> None:
         """Start the server and wait until it serves."""
-        self.server.start()
+        self.server.start(environ=self.environ("server"))
 
         def serves() -> bool:
             if self.server.has_ended:
@@ -147,7 +155,8 @@ class World:
     def start_agent(self, number: int, *options: str) -> None:
         """Start the agent of a node."""
         argv = [*self._on(number + 1), sys.executable, "-m", "penstock_worker", "--state-dir"]
-        self.agents[number].start([*argv, str(self.node_dir(number)), *options])
+        whole = [*argv, str(self.node_dir(number)), *options]
+        self.agents[number].start(whole, self.environ(f"node{number}"))
 
     def running(self, number: int) -> list[Running]:
         """Return what runs on a node."""
@@ -241,7 +250,13 @@ class World:
             ended_at=time.time(),
             is_final=is_final,
         )
-        return with_logs(found, self.server_dir / "jobs", is_over=is_final)
+        found = with_logs(found, self.server_dir / "jobs", is_over=is_final)
+        return with_points(found, witness.points(self.witness) if is_final else ())
+
+
+def import_from(source: Path) -> dict[str, str]:
+    """Return the variables of a process that imports Penstock from a checkout of another version."""
+    return {"PYTHONPATH": os.pathsep.join(str(source / name) for name in ("core", "worker", "server"))}
 
 
 async def _read(url: str) -> History:
