@@ -73,7 +73,7 @@ def join(
     is_pilot: bool = False,
     certificate: ClientCertificate | None = None,
 ) -> Identity:
-    """Register this machine as a node and keep the answer. Raises what `Client` raises.
+    """Register this machine as a node and keep the answer. Raises what `Client` raises, SpecError among it.
 
     `is_pilot`: a former pilot of this name, on whatever host, has the same node. `certificate`: is shown to the server.
     """
@@ -88,7 +88,15 @@ def join(
         **({"pilot": True} if is_pilot else {}),  # a server that does not know the field refuses it
     }
     with Client(url, token=None, certificate=certificate) as client:
-        answer = client.register_node(cast(NodeJoin, node))
+        try:
+            answer = client.register_node(cast(NodeJoin, node))
+        except SpecError as error:
+            if any(fault.get("pointer") == "/pilot" for fault in getattr(error, "errors", ())):
+                raise SpecError(
+                    f"the server at {url} is of a version without pilots: it would place jobs on one that leaves. "
+                    "Upgrade the server, or join without --once and --ttl"
+                ) from error
+            raise
     identity = Identity(url, answer["node_id"], answer["node_token"])
     lease.write_json(state_dir / FILE, asdict(identity))
     return identity
