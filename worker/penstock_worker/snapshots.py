@@ -19,6 +19,9 @@ MAX_STREAM_BYTES = 2 * MAX_UNPACKED_BYTES
 MAX_HEADER_BYTES = 64 << 10
 """Of what describes one member: tarfile reads it whole, before anything of it is known. Contents come in less."""
 
+_DAMAGED = (tarfile.TarError, EOFError, OSError, RecursionError, zlib.error, ValueError, LookupError, OverflowError)
+"""What reading a damaged archive raises: tarfile converts numbers and names of headers without a check."""
+
 
 class SnapshotCache:
     """`download(sha256, path)` fetches one; concurrent calls for the same snapshot fetch twice and agree."""
@@ -91,5 +94,7 @@ def unpack(archive: Path, target: Path) -> None:
                     )
                 extract(tar, member, target)
                 member.pax_headers = {}  # the archive keeps its members, and they these
-    except (tarfile.TarError, EOFError, OSError, RecursionError, zlib.error) as error:
+    except SpecError:  # which is a ValueError
+        raise
+    except _DAMAGED as error:
         raise SpecError(f"the snapshot cannot be unpacked: {error}") from error

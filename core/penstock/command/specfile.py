@@ -30,18 +30,29 @@ _Yaml.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in found if tag != _BOOL]
     for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_MALFORMED = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+"""What reading YAML raises: PyYAML converts a date or a number that is none without a check of its own."""
 _Yaml.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 
 
 def load(path: Path) -> JobSpec:
     """Return the job that `path` describes. Raises SpecError with a JSON pointer for every fault."""
     try:
-        fields = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml)  # JSON is YAML; _Yaml is a safe one
+        fields = _parsed(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError(f"job file {str(path)!r} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(f"job file {str(path)!r} is no YAML and no JSON: {error}") from error
+    except _MALFORMED as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise SpecError(f"job file {str(path)!r} is no YAML and no JSON: {why}") from error
     return check(fields, name=str(path))
+
+
+def _parsed(text: str) -> Any:
+    """Return what a text holds as JSON, else as YAML: that reads JSON, too, but not characters in two escapes."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return yaml.load(text, Loader=_Yaml)  # a safe one
 
 
 def check(fields: Any, *, name: str) -> JobSpec:
