@@ -58,10 +58,8 @@ __all__ = [
     "Node", "NodeFinding", "NodeGrant", "NotFound", "Progress", "Replica", "Series", "Snapshot", "Token", "is_loopback",
     "problem",
 ]  # fmt: skip
-TIMEOUT_S = 15.0
+TIMEOUT_S, VERSION_TIMEOUT_S, UPLOAD_TIMEOUT_S = 15.0, 3.0, 120.0
 SUBMIT_RETRIES, SUBMIT_PAUSE_S, SUBMIT_LONGEST_S = 3, 0.1, 1.0
-VERSION_TIMEOUT_S = 3.0
-UPLOAD_TIMEOUT_S = 120.0
 
 
 class Finding(TypedDict):
@@ -184,10 +182,13 @@ class Client:
         headers = _if_match(None if version is None else str(version))
         return cast(Job, self._json("POST", f"/jobs/{_segment(job_id)}:cancel", headers=headers))
 
-    def logs(self, job_id: str, replica_id: str, *, offset: int = 0, limit: int = 1 << 20) -> LogPiece:
-        """Return a piece of a replica's log from a byte offset."""
-        params = {"replica_id": replica_id, "offset": offset, "limit": limit}
-        return cast(LogPiece, self._json("GET", f"/jobs/{_segment(job_id)}/logs", params=params))
+    def logs(
+        self, job_id: str, replica_id: str, *, offset: int = 0, limit: int = 1 << 20, wait_s: float = 0.0
+    ) -> LogPiece:
+        """Return a piece of a replica's log from a byte offset. `wait_s`: once there is one, or the job changes."""
+        params = {"replica_id": replica_id, "offset": offset, "limit": limit, **({"wait": wait_s} if wait_s else {})}
+        path = f"/jobs/{_segment(job_id)}/logs"
+        return cast(LogPiece, self._json("GET", path, params=params, timeout=TIMEOUT_S + wait_s))
 
     def replicas(self, job_id: str, *, attempt: int | None = None) -> list[Replica]:
         """Return the replicas of one attempt of a job, or of all, oldest first."""

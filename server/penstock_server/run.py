@@ -134,6 +134,7 @@ class _Server(SignalFreeServer):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Have requests that wait for a change answer now, then stop."""
         self._runtime.changes.close()
+        self._runtime.log_changes.close()
         await super().shutdown(sockets)
 
 

@@ -85,6 +85,7 @@ class Runtime:
     held: Held
     jobs: Jobs
     changes: Changes
+    log_changes: Changes
     nodes: Nodes
     listing: Listing
     pilots: PilotBoard
@@ -174,7 +175,7 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     recorder = Recorder(jobs_dir, segment_bytes=settings.segment_bytes, quota_bytes=settings.segment_quota_bytes)
     tokens = Tokens(database, clock, settings.state_dir)
     grace_s = settings.grace_s
-    changes = Changes()
+    changes, log_changes = Changes(), Changes()
     scheduling = Scheduling(database, clock, agents)
     jobs = Jobs(database, clock, live, logs.tail, changes, scheduling, grace_s=grace_s)
     nodes = Nodes(database, clock, tokens, agents)
@@ -189,7 +190,7 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     counts = Counts(database, clock, recorder, metrics)
     ingest = Ingest(
         telemetry.find, telemetry.on_frame, metrics.lose, hub=hub, recorder=recorder, logs=logs, meters=meters,
-        counts=counts,
+        counts=counts, on_log=lambda job_id: log_changes.note([job_id]),
     )  # fmt: skip
     leases = LeaseWatch(database, clock, Leases(settings.lease_ttl_s, grace_s), reports, nodes, agents)
     publisher = Publisher(database, clock, hub, live, agents, released=lambda: reports.released)
@@ -199,7 +200,8 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     advices = Advices(jobs, storage, recorder, diagnoses)
     webhooks = Webhooks(database, clock, settings.webhook_allow)
     runtime = Runtime(
-        settings, clock, database, meters, tokens, WrongSecrets(), Held(database, clock), jobs, changes, nodes,
+        settings, clock, database, meters, tokens, WrongSecrets(), Held(database, clock), jobs, changes, log_changes,
+        nodes,
         Listing(jobs, nodes), PilotBoard(clock), reports, attach, storage, Metrics(database),
         _sweeper(settings, clock, database, recorder, counts),
         agents, hub, ingest, logs, recorder,
@@ -224,6 +226,11 @@ def _sweeper(settings: Settings, clock: Clock, database: Database, recorder: Rec
         audit_days=settings.retain_audit_days,
     )
     return Sweeper(database, clock, recorder, counts, settings.state_dir, days)
+
+
+def _wake_requests(runtime: Runtime, effects: Effects) -> None:
+    runtime.changes.note(effects.jobs)
+    runtime.log_changes.note(effects.jobs)
 
 
 def _forget_ended(runtime: Runtime, effects: Effects) -> None:
@@ -262,7 +269,7 @@ def _wire(runtime: Runtime, live: Live) -> None:
     def on_commit(effects: Effects) -> None:
         _forget_ended(runtime, effects)
         runtime.ingest.forget_jobs(effects.jobs)
-        runtime.changes.note(effects.jobs)
+        _wake_requests(runtime, effects)
         runtime.publisher.mark(effects)
         publisher.wake()
         if effects.jobs:

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from penstock.command import jobs
 from penstock.command.follow import AWAY_S, Away
-from penstock.command.jobs import LineCutter, LogReader
+from penstock.command.jobs import LOG_POLL_S, LOG_WAIT_S, LineCutter, LogReader, await_more
 from penstock.errors import Unavailable
 from penstock.protocol.rest import Job, LogChunk, Replica
 
@@ -89,3 +90,53 @@ def test_an_absent_server_is_waited_for_and_then_is_an_error() -> None:
     now += 0.1
     with pytest.raises(Unavailable, match="gone"):
         away.silent(error)
+
+
+class PushingServer(Logs):
+    """Holds each request back for `held_s` of a clock, and has more when it answers."""
+
+    def __init__(self, held_s: float) -> None:
+        super().__init__()
+        self.held_s, self.now = held_s, 0.0
+        self.waits: list[tuple[str, int | None, float]] = []
+        self.slept: list[float] = []
+
+    def logs(self, job_id: str, replica_id: str, *, offset: int = 0, wait_s: float = 0.0) -> LogChunk:
+        if wait_s:
+            self.waits.append((replica_id, offset, wait_s))
+            self.now += self.held_s
+        return super().logs(job_id, replica_id, offset=offset)
+
+    def job(self, job_id: str, *, wait_s: float = 0.0, since: int | None = None) -> Job:
+        self.waits.append((job_id, since, wait_s))
+        self.now += self.held_s
+        return job()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+@pytest.mark.parametrize(("held_s", "slept_s"), [(7.0, 0.0), (0.1, LOG_POLL_S - 0.1)])
+def test_growth_is_awaited_in_one_request(held_s: float, slept_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, found = PushingServer(held_s), job("a", "b")
+    monkeypatch.setattr(jobs, "time", server)
+    server.texts, server.ended = {"a": "all\n", "b": "one\n"}, {"a"}
+    reader = LogReader(server, json=True)
+    reader.print_new(found, found["replicas"])
+    await_more(server, found, found["replicas"], reader)
+    assert server.waits == [("b", 4, LOG_WAIT_S)], "the log of a has ended"
+    assert server.slept == [pytest.approx(slept_s)], "what comes in quick succession is read at once"
+
+
+def test_when_all_logs_have_ended_the_job_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, found = PushingServer(1.0), job("a")
+    found["version"] = 3
+    monkeypatch.setattr(jobs, "time", server)
+    server.texts, server.ended = {"a": "all\n"}, {"a"}
+    reader = LogReader(server, json=True)
+    reader.print_new(found, found["replicas"])
+    await_more(server, found, found["replicas"], reader)
+    assert server.waits == [("j", 3, LOG_WAIT_S)]

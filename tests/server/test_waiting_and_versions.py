@@ -68,6 +68,36 @@ async def test_wait_for_a_job_that_is_not_there_is_404(sqlite_server: Server) ->
     assert (answer.status_code, answer.json()["code"]) == (404, "job_not_found")
 
 
+async def test_wait_for_a_log_answers_when_it_grows_or_ends(sqlite_server: Server) -> None:
+    job = await sqlite_server.submit()
+    async with sqlite_server.agent(await sqlite_server.join()) as agent:
+        [order] = await agent.desired(1)
+        await agent.start(order)
+        await sqlite_server.job_in(job["id"], "RUNNING")
+        path = f"/api/v1/jobs/{job['id']}/logs"
+
+        async def awaits(offset: int) -> asyncio.Task[httpx.Response]:
+            params = {"replica_id": order["replica_id"], "offset": offset, "wait": LONG_S}
+            asked = asyncio.create_task(sqlite_server.http.get(path, params=params))
+
+            async def is_waiting() -> bool:
+                return job["id"] in sqlite_server.runtime.log_changes.jobs()
+
+            await until_answer(is_waiting, bool)
+            return asked
+
+        asked = await awaits(0)
+        await agent.log(order, 0, b"hello\n")
+        piece = (await asked).json()
+        assert (piece["text"], piece["next_offset"], piece["eof"]) == ("hello\n", 6, False)
+        asked = await awaits(6)
+        await agent.report(order, "EXITED", exit_code=0)
+        piece = (await asked).json()
+        assert (piece["text"], piece["eof"]) == ("", True)
+    again = await sqlite_server.http.get(path, params={"offset": 6, "wait": LONG_S})
+    assert again.json()["eof"] is True, "what has ended is not waited for"
+
+
 async def test_cancel_of_a_job_that_changed_is_refused(server: Server) -> None:
     job = await server.submit()
     path = f"/api/v1/jobs/{job['id']}:cancel"

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from penstock.protocol.rest import Job, LogChunk, Replica
 
 LOG_POLL_S = 0.3
+"""What comes within it is printed at once; and how often a server is asked that does not hold a request back."""
+LOG_WAIT_S = 20.0
 
 
 def submit(
@@ -146,7 +148,7 @@ def logs(
                 if not reader.print_new(found, chosen):
                     if not follow_on or over:
                         break
-                    time.sleep(LOG_POLL_S)
+                    await_more(client, found, chosen, reader)
                 found = client.job(found["id"])
                 away.answered()
             except Unavailable as error:
@@ -155,6 +157,30 @@ def logs(
                 away.silent(error)
                 time.sleep(LOG_POLL_S)
         reader.close()
+
+
+class Pushing(Protocol):
+    """Holds requests back until there is something new; `Client` does."""
+
+    def logs(self, job_id: str, replica_id: str, *, offset: int = 0, wait_s: float = 0.0) -> LogChunk:
+        """Return the piece that begins at a byte offset, once there is one or the job has changed."""
+        ...
+
+    def job(self, job_id: str, *, wait_s: float = 0.0, since: int | None = None) -> Job:
+        """Return the job, once its version is another."""
+        ...
+
+
+def await_more(client: Pushing, job: Job, chosen: Sequence[Replica], reader: LogReader) -> None:
+    """Wait until a log of the job grows, or the job changes. Raises Unavailable."""
+    began = time.monotonic()
+    waited_for = reader.going_on(chosen)
+    if waited_for is None:
+        client.job(job["id"], wait_s=LOG_WAIT_S, since=job["version"])
+    else:
+        replica_id, offset = waited_for
+        client.logs(job["id"], replica_id, offset=offset, wait_s=LOG_WAIT_S)
+    time.sleep(max(0.0, LOG_POLL_S - (time.monotonic() - began)))
 
 
 def _chosen(job: Job, replica: str | None, follow_on: bool) -> list[Replica]:
@@ -293,6 +319,7 @@ class LogReader:
         self._offsets: dict[str, int] = {}
         self._known: dict[str, Replica] = {}
         self._finished: set[str] = set()
+        self._at_end: set[str] = set()
         self._lines = LineCutter()
 
     def print_new(self, job: Job, chosen: Sequence[Replica]) -> bool:
@@ -306,6 +333,8 @@ class LogReader:
                 continue
             offset = self._offsets.get(replica_id, 0)
             piece = self._client.logs(job["id"], replica_id, offset=offset)
+            if piece["eof"]:
+                self._at_end.add(replica_id)
             if piece["next_offset"] == offset:
                 if replica_id not in current and piece["eof"]:
                     self._finished.add(replica_id)
@@ -314,6 +343,13 @@ class LogReader:
             self._print(replica, piece, labelled=labelled)
             more = True
         return more
+
+    def going_on(self, chosen: Sequence[Replica]) -> tuple[str, int] | None:
+        """Return a replica whose log has not ended, and up to where it was read; None if there is none."""
+        for replica in chosen:
+            if replica["id"] not in self._at_end:
+                return replica["id"], self._offsets.get(replica["id"], 0)
+        return None
 
     def close(self) -> None:
         """Print lines that never got an end."""

@@ -39,6 +39,7 @@ MAX_LOG_BYTES = 1 << 20
 MAX_FRAMES_BYTES = 16 << 20
 MAX_ATTEMPT = (1 << 31) - 1
 ATTEMPT = "of this attempt alone; default: of each attempt the steps before those that later ones repeated"
+LOG_WAIT = "seconds to wait for more, or for a change of the job or of another of its logs"
 FRAMES = "application/vnd.penstock.frames"
 
 
@@ -128,9 +129,21 @@ async def read_job_log(
     replica_id: str | None = None,
     offset: Annotated[int, Query(ge=0)] = 0,
     limit: Annotated[int, Query(ge=4, le=MAX_LOG_BYTES)] = 64 << 10,
+    wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, description=LOG_WAIT)] = 0.0,
 ) -> api.LogChunk:
-    """Return a piece of a replica's log; without `replica_id`, of trainer 0 of the newest attempt."""
+    """Return a piece of a replica's log; without `replica_id`, of trainer 0 of the newest attempt.
+
+    With `wait`, once there is more than `offset`, the job or another of its logs has changed, or the time is up.
+    """
     replica = await server.jobs.replica_of(job_id, replica_id)
+    if wait:
+        deadline = server.clock.monotonic() + wait
+        with server.log_changes.of(job_id) as change:  # before the look, so that nothing is missed
+            replica = await server.jobs.replica_of(job_id, replica.id)
+            has_ended = ReplicaState(replica.state) in TERMINAL_REPLICA
+            left_s = 0.0 if has_ended else deadline - server.clock.monotonic()
+            if left_s > 0 and server.logs.size(job_id, replica.id) <= offset and await change.wait(left_s):
+                replica = await server.jobs.replica_of(job_id, replica.id)
     ended = ReplicaState(replica.state) in TERMINAL_REPLICA
     piece = server.logs.read(job_id, replica.id, offset, limit, final=ended)
     return api.LogChunk(

@@ -1,4 +1,4 @@
-"""Changes of jobs, for requests that wait for one. In memory, on one event loop; nothing is polled."""
+"""Changes of jobs, or of logs, for requests that wait for one. In memory, on one event loop; nothing is polled."""
 
 from __future__ import annotations
 

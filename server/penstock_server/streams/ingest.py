@@ -87,10 +87,11 @@ class Ingest:
         logs: LogStore,
         meters: Instruments,
         counts: Counts,
+        on_log: Callable[[str], None],
     ) -> None:
         self._find, self._on_frame, self._on_lost = find, on_frame, on_lost
         self._hub, self._recorder, self._logs, self._meters = hub, recorder, logs, meters
-        self._counts = counts
+        self._counts, self._on_log = counts, on_log
         self._gaps: dict[int, deque[tuple[int, int]]] = {}  # number and checksum of the newest GAPs, by stream
         self._sources: dict[int, StreamSource] = {}
         self._next_seq: dict[int, int] = {}
@@ -196,6 +197,7 @@ class Ingest:
         appended = self._logs.append(job_id, replica_id, offset, content)
         if appended.grew:
             self._hub.publish_log(job_id, replica_id)
+            self._on_log(job_id)
         return appended
 
     def _count_lost(self, source: StreamSource, header: Header) -> None:
