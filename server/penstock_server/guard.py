@@ -69,6 +69,7 @@ async def guard(conn: HTTPConnection) -> None:
             hint="send 'Authorization: Bearer <token>'; the administrator's token lies in admin.token of the "
             "server's state folder. In a browser, log in with a code from `penstock login-link`.",
         )
+    _count(conn, runtime, principal)
     if principal.by_cookie:
         _check_origin(conn, runtime)
     if principal.node_id is not None and runtime.settings.tls_client_ca is not None:
@@ -79,6 +80,17 @@ async def guard(conn: HTTPConnection) -> None:
         await _check_project(conn, runtime, principal, needed)
     conn.state.principal = principal
     _begin(conn, runtime, principal)
+
+
+def _count(conn: HTTPConnection, runtime: Runtime, principal: Principal) -> None:
+    """Count a request by its token; raise a problem (429) for too many. A websocket is one, and not counted."""
+    if conn.scope["type"] == "http" and runtime.rates.note(principal.token_id, runtime.clock.monotonic()):
+        raise Problem(
+            429,
+            "too_many_requests",
+            f"token {principal.name!r} sends more than {runtime.settings.requests_per_s:g} requests a second",
+            hint="wait a second (Retry-After), and send fewer: 'wait' and websockets report changes without polling",
+        )
 
 
 def _lacks(principal: Principal, needed: Collection[str], where: str = "") -> Problem:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from penstock.errors import Unavailable
 from penstock.protocol.states import TERMINAL_JOB
+from penstock_server.auth.rates import Rates, of_tokens
 from penstock_server.auth.tokens import Held, Tokens
 from penstock_server.auth.wrong import WrongSecrets
 from penstock_server.clock import Clock, SystemClock
@@ -82,6 +83,7 @@ class Runtime:
     meters: Instruments
     tokens: Tokens
     wrong: WrongSecrets
+    rates: Rates
     held: Held
     jobs: Jobs
     changes: Changes
@@ -200,8 +202,8 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     advices = Advices(jobs, storage, recorder, diagnoses)
     webhooks = Webhooks(database, clock, settings.webhook_allow)
     runtime = Runtime(
-        settings, clock, database, meters, tokens, WrongSecrets(), Held(database, clock), jobs, changes, log_changes,
-        nodes,
+        settings, clock, database, meters, tokens, WrongSecrets(), of_tokens(settings.requests_per_s),
+        Held(database, clock), jobs, changes, log_changes, nodes,
         Listing(jobs, nodes), PilotBoard(clock), reports, attach, storage, Metrics(database),
         _sweeper(settings, clock, database, recorder, counts),
         agents, hub, ingest, logs, recorder,

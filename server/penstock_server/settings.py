@@ -52,6 +52,9 @@ class Settings(BaseSettings):
     )
     insecure: bool = Field(False, description="serve plain HTTP although other machines can reach the address")
     request_head_s: float = Field(10.0, gt=0, description="how long a connection may take for the head of a request")
+    requests_per_s: float = Field(
+        200.0, gt=0, description="with one token, of which ten seconds' worth may come at once; more get 429"
+    )
 
     lease_ttl_s: float = Field(15.0, gt=0)
     grace_s: float = Field(60.0, ge=0, description="how long replicas outlive a lost lease")

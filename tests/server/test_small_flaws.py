@@ -14,6 +14,7 @@ from tests.server.harness import FakeClock, Server, running, settings_for
 from tests.server.test_server_process import refuse
 from websockets.exceptions import ConnectionClosed
 
+from penstock_server.auth.rates import MAX_NAMES, of_tokens
 from penstock_server.auth.wrong import BURST, WrongSecrets
 
 
@@ -36,6 +37,33 @@ async def test_wrong_tokens_are_limited_and_right_ones_pass(sqlite_server: Serve
         codes = [(await client.post("/api/v1/session", json={"code": "x"})).status_code for _ in range(3)]
         assert codes == [429] * 3
     assert (await sqlite_server.http.get("/api/v1/jobs")).status_code == 200
+
+
+def test_rate_is_forgiven_and_bounded_for_each_name() -> None:
+    rates = of_tokens(2.0)
+    assert [rates.note("a", 0.0) for _ in range(22)] == [False] * 20 + [True] * 2
+    assert not rates.note("b", 0.0), "each has its own"
+    assert rates.note("a", 0.4), "less than one is forgiven"
+    assert not rates.note("a", 1.5)
+    for number in range(MAX_NAMES + 5):
+        rates.note(str(number), 2.0)
+    assert len(rates._owed) == MAX_NAMES
+
+
+@pytest.mark.asyncio
+async def test_many_requests_with_one_token_are_limited(tmp_path: Path, clock: FakeClock) -> None:
+    async with running(settings_for(tmp_path, requests_per_s=1.0), clock) as server:
+        other = {"Authorization": f"Bearer {await server.token('read')}"}
+        node = await server.join()
+        found = [(await server.http.get("/api/v1/me")).status_code for _ in range(12)]
+        assert found[0] == 200 and found[-1] == 429
+        refused = await server.http.get("/api/v1/me")
+        assert (refused.headers["Retry-After"], refused.json()["code"]) == ("1", "too_many_requests")
+        assert (await server.http.get("/api/v1/me", headers=other)).status_code == 200
+        async with server.agent(node), server.browser():
+            pass  # websockets are not counted, with the same token or another
+        clock.advance(1.0)
+        assert (await server.http.get("/api/v1/me")).status_code == 200
 
 
 @pytest.mark.asyncio
