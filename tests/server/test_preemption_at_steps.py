@@ -142,7 +142,7 @@ async def test_jobs_on_a_leaving_pilot_save_within_its_time(served: tuple[Server
         assert notice["why"].startswith("the time of this pilot is over: node 'n1' leaves in 20 s")
 
 
-async def test_a_pilot_that_is_told_to_leave_has_jobs_save(served: tuple[Server, FakeClock]) -> None:
+async def test_a_pilot_that_is_asked_to_leave_has_jobs_save(served: tuple[Server, FakeClock]) -> None:
     server, _ = served
     first, second = await server.join("n1"), await server.join("n2")
     async with server.agent(first, pilot={"once": True}) as one, server.agent(second) as other:

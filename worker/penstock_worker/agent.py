@@ -111,7 +111,7 @@ class Agent:
         self._findings: tuple[Finding, ...] = ()
         self._draining = ""  # why this pilot drains
         self._drain_sent = self._drain_confirmed = False
-        self._ends_at: float | None = None  # when what runs here is stopped, of a pilot that was told to leave
+        self._ends_at: float | None = None  # when what runs here is stopped, of a pilot that was asked to leave
         self._served = False
 
     async def run(self) -> None:

@@ -2,7 +2,7 @@
 
 1. A pilot that takes one job leaves once that job is over: recovering, it may come back here.
 2. `drain_s` before its time is over it drains: the server places nothing more here. It leaves when it is idle.
-3. `stop_s` before its time is over, or when it is told to, it ends what still runs here: jobs that save at a step
+3. `stop_s` before its time is over, or when it is asked to, it ends what still runs here: jobs that save at a step
    boundary are asked to first. The server calls that preempted, and places the job again without one of its restarts.
 
 Nothing is placed on a pilot after the server has answered that it drains; until then only the end of its time makes it

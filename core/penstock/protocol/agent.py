@@ -84,7 +84,7 @@ class DiskSpace(Message):
 class Heartbeat(Message):
     """Heartbeat of an agent. `leaving`: why a pilot drains; nothing is placed there once this is answered.
 
-    `ends_in_s`: of a pilot that was told to leave: when it stops what runs there, None before.
+    `ends_in_s`: of a pilot that was asked to leave: when it stops what runs there, None before.
     `clock`: of the node against the server's, as the heartbeats before show. `disk`: None if it cannot be read.
     """
 
