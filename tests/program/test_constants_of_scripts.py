@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import penstock as fluid
-from penstock.errors import FeedError, ProgramError, RecordError
+from penstock.errors import ArgumentError, FeedError, ProgramError, RecordError
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +68,13 @@ def test_sizes_and_values_may_be_variables_of_known_numbers(program: fluid.Progr
     found = fluid.Executor(fluid.CPUPlace()).run(program, {"x": rows}, [parts, filled, outside])
     np.testing.assert_array_equal(found[0], rows[:, 2:])
     assert found[1].tolist() == [[1770.0, 1770.0]] and found[2].tolist() == [59.0, 59.0]
+
+
+@pytest.mark.parametrize("persistable", [False, True])
+def test_a_constant_may_be_an_array_of_one_number(program: fluid.Program, persistable: bool) -> None:
+    made = fluid.layers.create_global_var([2], np.array([0.1]), "float64", persistable=persistable)
+    exe = fluid.Executor()
+    exe.run(fluid.default_startup_program())
+    assert exe.run(program, {}, [made])[0].tolist() == [0.1, 0.1]
+    with pytest.raises(ArgumentError, match=r"value has the shape \(2,\); expected one number"):
+        fluid.layers.create_global_var([2], np.array([1.0, 2.0]), "float64", persistable=persistable)

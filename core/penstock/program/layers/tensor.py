@@ -69,7 +69,17 @@ def create_global_var(
             recording = recording_of(default_main_program())
             rename_recorded(recording, made.fake, name)
         return made
-    return parameters.constant_state(name or default_main_program().unique("global_var"), value, dtype, shape)
+    first = _number("create_global_var", value)
+    return parameters.constant_state(name or default_main_program().unique("global_var"), first, dtype, shape)
+
+
+def _number(layer: str, value: Any) -> Any:
+    """Return the number that an array of one element has, or the value itself. Raises ArgumentError for more."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.size != 1:
+        raise ArgumentError(f"{user_line()}: {layer}: value has the shape {value.shape}; expected one number")
+    return value.item()
 
 
 def _expect_sizes(layer: str, shape: Any, dtype: Any) -> None:
@@ -97,6 +107,7 @@ def fill_constant(
     if isinstance(value, Variable):
         made = value.reshape([1]).to(dtype_named(dtype)).expand(sizes_in(shape)).clone()
         return made if out is None else assign(made, out)
+    value = _number("fill_constant", value)
     if out is not None and not isinstance(out, Declared):
         return out.fill_(value)
     recording = recording_of(default_main_program())
