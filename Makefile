@@ -143,6 +143,7 @@ check-python: check-types setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.protocol_types --check
+	$(BIN)/python -m tools.async_client --check
 
 # while the engine compiles
 check-types: $(STAMPS)/dependencies-dev

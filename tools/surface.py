@@ -22,6 +22,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden" / "surface.txt
 PLAIN = (bool, int, float, str, bytes, type(None))
 IMPORTED = (
     "penstock.client",
+    "penstock.async_client",
     "penstock.dataset.readers",
     "penstock.errors",
     "penstock.incubate.fleet.base.role_maker",
