@@ -160,6 +160,10 @@ def verdict(plan: Plan, run: Run, history: History, found: list[Violation]) -> i
     lost, doubled = lost_and_doubled(history)
     print(f"{len(history.replicas)} replicas, {len(history.processes)} processes, {len(history.events)} events")
     print(f"log: {lines} lines, {lost} lost, {doubled} doubled")
+    stored = sum(len(one.stored) for one in history.series)
+    missing = sum(len(set(one.written) - set(one.stored)) for one in history.series)
+    unsent = sum(len(one.unsent) for one in history.series)
+    print(f"series: {stored} points, {missing} missing, {unsent} of these unsent by killed processes")
     for violation in found:
         print(f"violation: {violation}")
     print(f"seed {plan.seed}: {len(found)} violations")
