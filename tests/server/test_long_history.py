@@ -77,9 +77,13 @@ async def test_lists_and_filters_read_no_long_table_whole(sqlite_server: Server)
         {"name": "job-1"},
         {"state": "QUEUED", "name": "job-1", "page_token": page["next_page_token"]},
         {"search": "job"},
+        {"order": "attention"},
+        {"order": "attention", "page_token": page["next_page_token"]},
+        {"state": "QUEUED,RUNNING", "order": "attention"},
     ]
     for params in asked:
         assert (await sqlite_server.http.get("/api/v1/jobs", params=params)).status_code == 200
+    assert (await sqlite_server.http.get("/api/v1/job-counts")).status_code == 200
     async with sqlite_server.browser() as browser:
         await browser.subscribe(1, topic="jobs")
     await sqlite_server.http.get("/metrics")

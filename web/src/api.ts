@@ -1,4 +1,5 @@
 /** REST calls. Every failure becomes an `ApiError` that says what was asked, what came back and what to do. */
+import type { Wish } from "./store/joblist";
 import type { Grant } from "./store/tokens";
 import type {
   Advice,
@@ -7,6 +8,7 @@ import type {
   FullRecording,
   GraphUse,
   Job,
+  JobCounts,
   LogChunk,
   Me,
   NodeLoad,
@@ -96,8 +98,14 @@ export const api = {
   logout: async (): Promise<void> => void (await request("DELETE", "/session")),
   cancel: (jobId: string) => answer<Job>("POST", `/jobs/${enc(jobId)}:cancel`),
   submit: (spec: Job["spec"]) => answer<Job>("POST", "/jobs", { spec }),
-  jobs: (pageToken: string | null) =>
-    get<Page<Job>>(`/jobs?page_size=200${pageToken === null ? "" : `&page_token=${enc(pageToken)}`}`),
+  job: (jobId: string) => get<Job>(`/jobs/${enc(jobId)}`),
+  findJobs: ({ sort, text }: Wish, states: readonly string[], pageToken: string | null) => {
+    const query = new URLSearchParams({ page_size: "100", order: sort, words: text });
+    if (states.length > 0) query.set("state", states.join());
+    if (pageToken !== null) query.set("page_token", pageToken);
+    return get<Page<Job>>(`/jobs?${query}`);
+  },
+  jobCounts: (words: string) => get<JobCounts>(`/job-counts?words=${enc(words)}`),
   nodes: () => get<Page<NodeRow>>("/nodes?page_size=200"),
   wantNode: (id: string, what: "cordon" | "uncordon") => answer<NodeRow>("POST", `/nodes/${enc(id)}:${what}`),
   /** `deadlineS`: after which what still runs there is preempted; null: it is waited for. */

@@ -7,6 +7,7 @@ import type { components } from "./api.d";
 type Schemas = components["schemas"];
 
 export type Job = Schemas["Job"];
+export type JobCounts = Schemas["JobCounts"];
 export type Replica = Schemas["Replica"];
 export type NodeRow = Schemas["Node"];
 export type NodeLoad = Schemas["NodeLoad"];

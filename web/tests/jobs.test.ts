@@ -5,68 +5,46 @@ import { stream } from "../src/socket";
 import { JobsStore, summary } from "../src/store/jobs";
 import type { SyncRow } from "../src/store/sync";
 import { subjectOf } from "../src/subject";
-import type { EventRow, Job, NodeRow, Page, ServerMessage } from "../src/types";
+import type { EventRow, Job, NodeRow, ServerMessage } from "../src/types";
 
 /** Job `n` was created n seconds after the first. */
 const job = (n: number, more: Partial<Job> = {}): Job =>
   ({ id: `job-${n}`, created_at: new Date(n * 1000).toISOString(), state: "SUCCEEDED", ...more }) as Job;
 const jobs = (...numbers: number[]) => numbers.map((n) => job(n));
 
-/** A store, what the server says to it, and the pages that REST answers. */
-function listing(...pages: (Page<Job> | ApiError)[]) {
+/** A store, what the server says to it, and the jobs that REST has. */
+function listing(...there: Job[]) {
   let say: (message: ServerMessage) => void = () => undefined;
   vi.spyOn(stream, "subscribe").mockImplementation((subscription) => {
     say = subscription.onMessage;
     return () => undefined;
   });
-  const asked: (string | null)[] = [];
-  const store = new JobsStore(async (token) => {
-    asked.push(token);
-    const page = pages.shift();
-    if (page === undefined || page instanceof ApiError) throw page ?? new ApiError(500, "no further page");
-    return page;
+  const asked: string[] = [];
+  const store = new JobsStore(async (id) => {
+    asked.push(id);
+    const found = there.find((one) => one.id === id);
+    if (found === undefined) throw new ApiError(404, "no such job");
+    return found;
   });
   const ids = () => store.jobs.value?.map((one) => one.id);
   return { store, asked, ids, say: (message: object) => say({ id: 1, ...message } as ServerMessage) };
 }
 
-describe("older jobs", () => {
-  test("pages are read on until one brings a job that is not shown yet", async () => {
-    const { store, asked, ids, say } = listing(
-      { items: jobs(4, 3), next_page_token: "a" },
-      { items: jobs(2), next_page_token: "b" },
-      { items: jobs(1), next_page_token: null },
-    );
+describe("the live list", () => {
+  test("a reconnect replaces it, newest first", () => {
+    const { store, ids, say } = listing();
     say({ type: "snapshot", jobs: jobs(4, 3), total: 4, more: true });
-    expect(store.more.value).toBe(true);
-    await store.loadOlder();
-    expect([ids(), asked, store.more.value]).toEqual([["job-4", "job-3", "job-2"], [null, "a"], true]);
-    await store.loadOlder();
-    expect([ids()?.length, asked.at(-1), store.more.value]).toEqual([4, "b", false]);
+    say({ type: "snapshot", jobs: jobs(3, 5), total: 5, more: true });
+    expect([ids(), store.more.value]).toEqual([["job-5", "job-3"], true]);
   });
 
-  test("a page does not overwrite what the stream said since", async () => {
-    const { store, say } = listing({ items: [job(2, { state: "QUEUED" }), job(1)], next_page_token: null });
-    say({ type: "snapshot", jobs: [job(2, { state: "RUNNING" })], total: 2, more: true });
-    await store.loadOlder();
-    expect(store.jobs.value?.map((one) => one.state)).toEqual(["RUNNING", "SUCCEEDED"]);
-  });
-
-  test("a reconnect keeps what was loaded, and what is gone from the newest goes", async () => {
-    const { store, ids, say } = listing({ items: jobs(2, 1), next_page_token: null });
-    say({ type: "snapshot", jobs: jobs(4, 3), total: 4, more: true });
-    await store.loadOlder();
-    say({ type: "snapshot", jobs: jobs(5, 3), total: 4, more: true });
-    expect([ids(), store.more.value]).toEqual([["job-5", "job-3", "job-2", "job-1"], false]);
-  });
-
-  test("a failure is said, and the next try goes on from the same page", async () => {
-    const { store, asked, ids, say } = listing(new ApiError(0, "no answer"), { items: jobs(1), next_page_token: null });
-    say({ type: "snapshot", jobs: jobs(2), total: 2, more: true });
-    await store.loadOlder();
-    expect([store.error.value?.message, store.more.value, store.loading.value]).toEqual(["no answer", true, false]);
-    await store.loadOlder();
-    expect([ids(), asked, store.error.value]).toEqual([["job-2", "job-1"], [null, null], null]);
+  test("other jobs are looked up once, whether there are any or not", async () => {
+    const { store, asked, say } = listing(job(1));
+    say({ type: "snapshot", jobs: jobs(4), total: 2, more: true });
+    await store.lookUp(["job-4", "job-1", "job-0"]);
+    await store.lookUp(["job-1", "job-0"]);
+    expect(asked).toEqual(["job-1", "job-0"]);
+    expect(["job-4", "job-1", "job-0"].map((id) => store.find(id)?.id)).toEqual(["job-4", "job-1", undefined]);
   });
 
   test("figures change what a job reports and nothing else of it", () => {
@@ -96,8 +74,8 @@ describe("older jobs", () => {
     say({ type: "job", job: job(10, { state: "QUEUED" }) });
     say({ type: "job", job: job(9, { state: "SUCCEEDED" }) });
     say({ type: "job", job: job(1) });
-    expect(summary(jobs(9, 8), store.total.value, true)).toBe("0 running · 0 waiting · newest 2 of 351 jobs");
-    expect(summary(jobs(9, 8), null, false)).toBe("0 running · 0 waiting · 2 jobs");
+    expect(summary(jobs(9, 8), store.total.value)).toBe("0 running · 0 waiting · 351 jobs");
+    expect(summary(jobs(9, 8), null)).toBe("0 running · 0 waiting · 2 jobs");
   });
 
   test("a server that tells neither total nor more shows what it sent", () => {

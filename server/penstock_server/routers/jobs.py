@@ -20,10 +20,12 @@ from penstock_server.routers.deps import TAGGED, Asker, Id, IfMatch, PageSize, P
 from penstock_server.routers.guarded import guarded_router
 from penstock_server.schemas import api
 from penstock_server.schemas.completeness import TelemetryCompleteness
+from penstock_server.schemas.jobcounts import JobCounts
 from penstock_server.schemas.operators import OperatorTimes
 from penstock_server.schemas.recordings import FullRecording
 from penstock_server.schemas.stacks import PythonStacks
 from penstock_server.schemas.tables import SparseTables
+from penstock_server.services.jobsearch import JobOrder, JobQuery, words_of
 from penstock_server.services.pages import DEFAULT_SIZE
 from penstock_server.services.views import for_reader
 
@@ -31,6 +33,12 @@ router = guarded_router("/api/v1", tag="jobs")
 
 _KIND = "|".join(str(kind.value) for kind in Kind)
 KINDS = f"^({_KIND})(,({_KIND}))*$"
+_STATE = "|".join(JobState)
+STATES = f"^({_STATE})(,({_STATE}))*$"
+Words = Annotated[
+    str,
+    Query(max_length=200, description="words, each of them in the name, id, state, kind or reason, in any case"),
+]
 NAME_START = "^[a-z0-9._-]{1,63}$"
 MAX_WAIT_S = 60.0
 SUBMIT = frozenset({"submit"})
@@ -73,18 +81,31 @@ def _tagged(response: Response, job: api.Job) -> api.Job:
 async def list_jobs(
     server: Server,
     asker: Asker,
-    state: JobState | None = None,
+    state: Annotated[str | None, Query(pattern=STATES, description="one state, or several with commas")] = None,
     name: str | None = None,
     search: Annotated[str | None, Query(pattern=NAME_START, description="beginning of the name")] = None,
+    words: Words = "",
+    order: JobOrder = JobOrder.NEWEST,
     page_size: PageSize = DEFAULT_SIZE,
     page_token: PageToken = None,
 ) -> api.Page[api.Job]:
-    """List jobs, newest first."""
-    projects = asker.projects_with(READ)
-    page = await server.jobs.page(
-        state=state, name=name, search=search, size=page_size, token=page_token, projects=projects
-    )
+    """List jobs, newest first or in another order, of equals the newest first."""
+    query = JobQuery(_states(state), name, search or "", words_of(words), asker.projects_with(READ))
+    page = await server.jobs.page(query, order=order, size=page_size, token=page_token)
     return api.Page(items=[for_reader(job, asker) for job in page.items], next_page_token=page.next_page_token)
+
+
+def _states(text: str | None) -> tuple[JobState, ...]:
+    return tuple(map(JobState, text.split(","))) if text else ()
+
+
+@router.get("/job-counts", operation_id="countJobs")
+@scoped("read")
+@by_project
+async def count_jobs(server: Server, asker: Asker, words: Words = "") -> JobCounts:
+    """Return how many jobs there are in each state."""
+    states = await server.jobs.counts(JobQuery(words=words_of(words), projects=asker.projects_with(READ)))
+    return JobCounts(states=states, total=sum(states.values()))
 
 
 @router.get("/jobs/{job_id:id}", operation_id="getJob", responses=TAGGED)

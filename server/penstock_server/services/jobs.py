@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -22,6 +22,7 @@ from penstock_server.db import Database, Tx
 from penstock_server.problems import Conflict, NotFound, Problem
 from penstock_server.schemas import api
 from penstock_server.services.changes import Changes
+from penstock_server.services.jobsearch import JobOrder, JobQuery, counts_of, page_of
 from penstock_server.services.pages import from_token, to_token
 from penstock_server.services.retention import KEY_LIFE
 from penstock_server.services.settle import LogTail, locked_job, replicas_of, settle
@@ -115,38 +116,19 @@ class Jobs:
         return project
 
     async def page(
-        self,
-        *,
-        state: JobState | None,
-        name: str | None,
-        search: str | None,
-        size: int,
-        token: str | None,
-        projects: Collection[str] | None = None,
+        self, query: JobQuery, *, size: int, token: str | None, order: JobOrder = JobOrder.NEWEST
     ) -> api.Page[api.Job]:
-        """List jobs, newest first. `search`: the beginning of their names; `projects`: of these alone."""
-        statement = select(JobRow).order_by(JobRow.id.desc()).limit(size + 1)
-        if state is not None:
-            statement = statement.where(JobRow.state == state)
-        if name is not None:
-            statement = statement.where(JobRow.name == name)
-        if search:
-            statement = statement.where(self._named(search))
-        if projects is not None:
-            statement = statement.where(JobRow.project.in_(projects))
-        after = from_token(token)
-        if after is not None:
-            statement = statement.where(JobRow.id < after)
+        """List the jobs of a query. Raises a problem for a token that is none, or whose job was removed."""
+        after, is_sqlite = from_token(token), self._db.is_sqlite
         async with self._db.read() as session:
-            rows = (await session.execute(statement)).scalars().all()
+            rows = await page_of(session, query, order, after=after, limit=size + 1, is_sqlite=is_sqlite)
             items = await job_views(session, rows[:size], self._live, self._clock.now())
         return api.Page(items=items, next_page_token=to_token(rows[size - 1].id) if len(rows) > size else None)
 
-    def _named(self, start: str) -> ColumnElement[bool]:
-        """Select jobs by the beginning of their names, each database in the way that its index can answer."""
-        if self._db.is_sqlite:  # its LIKE ignores case, and therefore an index
-            return (JobRow.name >= start) & (JobRow.name < start[:-1] + chr(ord(start[-1]) + 1))
-        return JobRow.name.startswith(start, autoescape=True)
+    async def counts(self, query: JobQuery) -> dict[str, int]:
+        """Return how many jobs of a query are in each state."""
+        async with self._db.read() as session:
+            return await counts_of(session, query, is_sqlite=self._db.is_sqlite)
 
     async def newest(self, limit: int, projects: Collection[str] | None = None) -> tuple[list[str], int]:
         """Return the newest jobs' ids and those of jobs that have not ended, newest first, and how many jobs there are.

@@ -12,16 +12,19 @@ export interface Wish {
   readonly sort: Sort;
 }
 
-const TAB: Readonly<Record<string, StateTab>> = {
-  STARTING: "running",
-  RUNNING: "running",
-  RECOVERING: "running",
-  STOPPING: "running",
-  FAILED: "failed",
-  CREATED: "waiting",
-  QUEUED: "waiting",
+/** As the server names them. */
+export const STATES_OF: Readonly<Record<StateTab, readonly string[]>> = {
+  all: [],
+  running: ["STARTING", "RUNNING", "RECOVERING", "STOPPING"],
+  failed: ["FAILED"],
+  waiting: ["CREATED", "QUEUED"],
+  done: ["SUCCEEDED", "CANCELLED"],
 };
-export const tabOf = (job: Job): StateTab => TAB[job.state] ?? "done";
+const TAB: Readonly<Record<string, StateTab>> = Object.fromEntries(
+  STATES.flatMap((tab) => STATES_OF[tab].map((state) => [state, tab])),
+);
+export const tabOfState = (state: string): StateTab => TAB[state] ?? "done";
+export const tabOf = (job: Job): StateTab => tabOfState(job.state);
 
 const oneOf = <T extends string>(list: readonly T[], value: string | null, otherwise: T): T =>
   list.find((one) => one === value) ?? otherwise;
@@ -48,7 +51,7 @@ const number = (value: number | undefined, missing: number): number => value ?? 
 const ORDER: Readonly<Record<Sort, (a: Job, b: Job) => number>> = {
   attention: (a, b) => RANK[tabOf(a)] - RANK[tabOf(b)] || newest(a, b),
   newest,
-  name: (a, b) => a.name.localeCompare(b.name) || newest(a, b),
+  name: (a, b) => Number(a.name > b.name) - Number(a.name < b.name) || newest(a, b), // by character, as the server
   loss: (a, b) => number(a.latest.loss, 1 / 0) - number(b.latest.loss, 1 / 0) || newest(a, b),
   speed: (a, b) => number(b.latest.samples_per_s, -1) - number(a.latest.samples_per_s, -1) || newest(a, b),
 };

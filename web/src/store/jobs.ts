@@ -1,9 +1,9 @@
 /** The list of jobs, live: one subscription, made by the jobs page. */
 import { signal } from "@preact/signals";
 import { ApiError, api } from "../api";
-import { integer, plural } from "../format";
+import { plural } from "../format";
 import { stream } from "../socket";
-import type { Figures, Job, NodeRow, Page, ServerMessage } from "../types";
+import type { Figures, Job, NodeRow, ServerMessage } from "../types";
 
 export class JobsStore {
   /** null until the first snapshot: loading is not the same as empty. */
@@ -14,13 +14,11 @@ export class JobsStore {
   readonly total = signal<number | null>(null);
   /** Whether jobs exist that are older than those shown. */
   readonly more = signal(false);
-  readonly loading = signal(false);
-  readonly error = signal<ApiError | null>(null);
   #unsubscribe: () => void;
-  #pageToken: string | null = null;
-  #disposed = false;
+  #lookedUp = signal<ReadonlyMap<string, Job>>(new Map());
+  #asked = new Set<string>();
 
-  constructor(private readonly fetchPage: (token: string | null) => Promise<Page<Job>> = api.jobs) {
+  constructor(private readonly fetchJob: (jobId: string) => Promise<Job> = api.job) {
     this.#unsubscribe = stream.subscribe({
       request: () => ({ topic: "jobs" }),
       onMessage: (message) => this.#receive(message),
@@ -28,50 +26,32 @@ export class JobsStore {
   }
 
   dispose(): void {
-    this.#disposed = true;
     this.#unsubscribe();
   }
 
-  /** Add older jobs by REST. The first pages may repeat what the snapshot held; it reads on until one is new. */
-  async loadOlder(): Promise<void> {
-    if (this.loading.value) return;
-    this.loading.value = true;
-    this.error.value = null;
-    try {
-      const before = this.jobs.value?.length ?? 0;
-      do {
-        const page = await this.fetchPage(this.#pageToken);
-        if (this.#disposed) return;
-        this.#pageToken = page.next_page_token;
-        this.#add(page.items);
-        this.more.value = page.next_page_token !== null;
-      } while (this.more.value && (this.jobs.value?.length ?? 0) === before);
-    } catch (error) {
-      if (!(error instanceof ApiError)) throw error;
-      this.error.value = error;
-    } finally {
-      this.loading.value = false;
-    }
+  /** A job of the live list, or one that was looked up. */
+  find(jobId: string): Job | undefined {
+    return this.jobs.value?.find((job) => job.id === jobId) ?? this.#lookedUp.value.get(jobId);
   }
 
-  /** Jobs that are known already stay: what the stream said of them is newer than any page. */
-  #add(older: readonly Job[]): void {
-    const known = new Map((this.jobs.value ?? []).map((job) => [job.id, job]));
-    for (const job of older) if (!known.has(job.id)) known.set(job.id, job);
-    this.jobs.value = newestFirst([...known.values()]);
+  /** Ask for jobs that are not in the live list; one that there is not stays unknown. */
+  async lookUp(jobIds: readonly string[]): Promise<void> {
+    for (const id of jobIds) {
+      if (this.find(id) !== undefined || this.#asked.has(id)) continue;
+      this.#asked.add(id);
+      try {
+        const job = await this.fetchJob(id);
+        this.#lookedUp.value = new Map([...this.#lookedUp.value, [id, job]]);
+      } catch (error) {
+        if (!(error instanceof ApiError)) throw error; // the comparison says which jobs it does not know
+      }
+    }
   }
 
   #snapshot(message: Extract<ServerMessage, { jobs: readonly Job[] }>): void {
-    const fresh = new Set(message.jobs.map((job) => job.id));
-    const oldest = message.jobs.reduce((least, job) => (job.created_at < least ? job.created_at : least), "~");
-    // After a reconnect, what was loaded from further back than the snapshot reaches stays on the page.
-    const kept = message.more ? (this.jobs.value ?? []).filter((j) => !fresh.has(j.id) && j.created_at <= oldest) : [];
-    this.jobs.value = newestFirst([...message.jobs, ...kept]);
+    this.jobs.value = newestFirst(message.jobs);
     this.total.value = message.total ?? null;
-    if (kept.length === 0) {
-      this.more.value = message.more ?? false;
-      this.#pageToken = null;
-    }
+    this.more.value = message.more ?? false;
     if (message.nodes !== undefined) this.nodes.value = message.nodes;
   }
 
@@ -108,12 +88,9 @@ function newestFirst(jobs: readonly Job[]): Job[] {
   return [...jobs].sort((a, b) => (a.created_at < b.created_at ? 1 : a.created_at > b.created_at ? -1 : 0));
 }
 
-/** `total` counts all jobs, of which the page may show the newest only. */
-export function summary(jobs: readonly Job[], total: number | null, more: boolean): string {
+/** `total` counts all jobs, of which `jobs` may be the newest and those that go on. */
+export function summary(jobs: readonly Job[], total: number | null): string {
   const running = jobs.filter((job) => job.state === "RUNNING").length;
   const waiting = jobs.filter((job) => job.state === "QUEUED" || job.state === "STARTING").length;
-  const all = Math.max(total ?? 0, jobs.length);
-  const count = all > jobs.length ? `newest ${integer(jobs.length)} of ${plural(all, "job")}` : plural(all, "job");
-  const open = more && all === jobs.length ? ", older ones exist" : "";
-  return `${running} running · ${waiting} waiting · ${count}${open}`;
+  return `${running} running · ${waiting} waiting · ${plural(Math.max(total ?? 0, jobs.length), "job")}`;
 }

@@ -17,10 +17,14 @@ export const runName = (job: Job): string => `${job.name} ${clock(job.created_at
 
 export function Compared({ store, ids }: { store: JobStore; ids: readonly string[] }) {
   const own = store.job.value;
-  const known = jobsStore.value?.jobs.value ?? null;
+  const jobs = jobsStore.value;
   const wanted = ids.filter((id) => id !== own?.id);
-  if (own === null || known === null || wanted.length === 0) return null;
-  const others = wanted.flatMap((id) => known.find((job) => job.id === id) ?? []);
+  const isThere = jobs !== null && jobs.jobs.value !== null;
+  useEffect(() => {
+    if (isThere) void jobs.lookUp(wanted);
+  }, [jobs, isThere, wanted.join()]);
+  if (own === null || !isThere || wanted.length === 0) return null;
+  const others = wanted.flatMap((id) => jobs.find(id) ?? []);
   const names = new Map([[own.id, "This job"], ...others.map((job) => [job.id, runName(job)] as const)]);
   const missing = wanted.filter((id) => !names.has(id)).map(shortId);
   return (

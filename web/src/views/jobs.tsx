@@ -1,8 +1,9 @@
 /** Jobs, newest first, and the trainers and pservers that are registered; all by websocket, nothing is polled. */
 
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import { ApiError, api } from "../api";
-import { age, compact, firm, integer, metric, percent, plural, seconds, sentenceAndError } from "../format";
+import { age, clock, compact, firm, integer, metric, percent, plural, seconds, sentenceAndError } from "../format";
+import { throttled } from "../frameloop";
 import { Empty, ErrorCard, Head, Link, Progress, StateChip } from "../parts/basics";
 import { Sparkline } from "../parts/sparkline";
 import { jobHref, navigate, setQuery, url } from "../router";
@@ -10,7 +11,9 @@ import { stream } from "../socket";
 import { jobsStore } from "../store/current";
 import { isTerminal } from "../store/job";
 import { arrange, counts, SORTS, type Sort, STATES, type StateTab, tabOf, wishOf } from "../store/joblist";
-import { type JobsStore, summary } from "../store/jobs";
+import { summary } from "../store/jobs";
+import { JobSearch, listed } from "../store/jobsearch";
+import { comparisonHref, LEAST_PICKED, MOST_PICKED, pickedOf, toggled } from "../store/picked";
 import { nowMs } from "../store/session";
 import { MOST_POINTS, Trends } from "../store/trends";
 import type { Job } from "../types";
@@ -19,19 +22,21 @@ import { ReplicaTable } from "./replicas";
 /** Of the jobs that were in view since the page was loaded. */
 const trends = new Trends((jobId) => api.loss(jobId, MOST_POINTS));
 
+/** How often the tabs' counts are asked for while jobs change. */
+const RECOUNT_MS = 5000;
 const ENDED = new Set(["EXITED", "KILLED", "LOST"]);
 
 export function JobsPage() {
   const store = jobsStore.value;
   const jobs = store?.jobs.value ?? null;
+  const rest = store?.more.value === true;
+  const search = useSearch(rest);
   const offline = stream.state.value === "waiting" && jobs === null;
   return (
     <main class="page" id="main">
       <div class="page-head">
         <h1>Jobs</h1>
-        {jobs !== null && (
-          <span class="muted">{summary(jobs, store?.total.value ?? null, store?.more.value ?? false)}</span>
-        )}
+        {jobs !== null && <span class="muted">{summary(jobs, store?.total.value ?? null)}</span>}
       </div>
       {offline && (
         <ErrorCard
@@ -39,28 +44,74 @@ export function JobsPage() {
           retry={() => stream.retryNow()}
         />
       )}
-      {jobs !== null && jobs.length > 0 && <JobTools jobs={jobs} />}
-      <div class="card">{jobs?.length === 0 ? <NoJobs /> : <Shown jobs={jobs} />}</div>
-      {store !== null && <Older store={store} />}
+      {jobs !== null && jobs.length > 0 && <JobTools count={(rest ? search.counts.value : null) ?? counts(jobs)} />}
+      {rest && search.error.value !== null && (
+        <ErrorCard error={search.error.value} retry={() => void search.refresh()} />
+      )}
+      <Picked />
+      <div class="card">{jobs?.length === 0 ? <NoJobs /> : <Shown jobs={jobs} search={rest ? search : null} />}</div>
+      {rest && <More search={search} />}
       {jobs !== null && <Registered jobs={jobs} />}
     </main>
   );
 }
 
-function Older({ store }: { store: JobsStore }) {
-  const error = store.error.value;
-  if (!store.more.value && error === null) return null;
+/** Asks for the jobs that the address wishes for, while the live list has not all of them. */
+function useSearch(isOn: boolean): JobSearch {
+  const search = useMemo(() => new JobSearch(), []);
+  useEffect(() => () => search.dispose(), [search]);
+  const address = url.value;
+  useEffect(() => {
+    if (isOn) search.want(wishOf(address.searchParams));
+  }, [search, isOn, address]);
+  const jobs = jobsStore.value?.jobs.value ?? null;
+  const recount = useMemo(() => throttled(RECOUNT_MS, () => void search.recount()), [search]);
+  useEffect(() => {
+    if (isOn && jobs !== null) recount();
+  }, [isOn, jobs]);
+  return search;
+}
+
+function More({ search }: { search: JobSearch }) {
+  if (!search.more.value) return null;
   return (
     <div class="older">
-      {error !== null && <ErrorCard error={error} />}
       <button
         type="button"
         class="btn"
-        disabled={store.loading.value}
-        onClick={() => void store.loadOlder()}
-        data-testid="load-older"
+        disabled={search.loading.value}
+        onClick={() => void search.loadMore()}
+        data-testid="load-more"
       >
-        {store.loading.value ? "Loading…" : "Load older jobs"}
+        {search.loading.value ? "Loading…" : "Load more jobs"}
+      </button>
+    </div>
+  );
+}
+
+/** How many are selected, and what to do with them. */
+function Picked() {
+  const picked = pickedOf(url.value.searchParams);
+  if (picked.length === 0) return null;
+  const isFew = picked.length < LEAST_PICKED;
+  return (
+    <div class="picked" role="status" data-testid="picked">
+      <span>
+        {plural(picked.length, "job")} selected
+        {isFew && <span class="muted"> · select another one to compare with</span>}
+        {picked.length === MOST_PICKED && <span class="muted"> · that is as many as can be compared</span>}
+      </span>
+      <button
+        type="button"
+        class="btn small primary"
+        disabled={isFew}
+        onClick={() => navigate(comparisonHref(picked))}
+        data-testid="compare-picked"
+      >
+        Compare
+      </button>
+      <button type="button" class="btn small" onClick={() => setQuery({ pick: null })}>
+        Clear
       </button>
     </div>
   );
@@ -91,9 +142,8 @@ const SORT_LABEL: Readonly<Record<Sort, string>> = {
 };
 
 /** States with their counts, a search, and the order; all of it is in the address. */
-function JobTools({ jobs }: { jobs: readonly Job[] }) {
+function JobTools({ count }: { count: Readonly<Record<StateTab, number>> }) {
   const wish = wishOf(url.value.searchParams);
-  const count = counts(jobs);
   return (
     <div class="jobtools">
       <fieldset class="segments" aria-label="State">
@@ -137,14 +187,17 @@ function JobTools({ jobs }: { jobs: readonly Job[] }) {
   );
 }
 
-function Shown({ jobs }: { jobs: readonly Job[] | null }) {
+function Shown({ jobs, search }: { jobs: readonly Job[] | null; search: JobSearch | null }) {
   if (jobs === null) return <JobTable jobs={null} />;
-  const shown = arrange(jobs, wishOf(url.value.searchParams));
+  const wish = wishOf(url.value.searchParams);
+  const found = search?.found.value ?? null;
+  const shown = found === null ? arrange(jobs, wish) : listed(jobs, found, wish, search?.more.value === true);
   if (shown.length > 0) return <JobTable jobs={shown} />;
+  if (search !== null && (found === null || search.loading.value)) return <JobTable jobs={null} />;
   return (
     <Empty title="No job is like this">
       <button type="button" class="btn" onClick={() => setQuery({ state: null, q: null })}>
-        Show all {integer(jobs.length)}
+        Show all {integer(Math.max(jobs.length, jobsStore.value?.total.value ?? 0))}
       </button>
     </Empty>
   );
@@ -155,6 +208,7 @@ function JobTable({ jobs }: { jobs: readonly Job[] | null }) {
     <table data-testid="jobs" aria-busy={jobs === null}>
       <Head
         columns={[
+          { bar: "Select to compare", class: "pick" },
           "Job",
           "State",
           "Progress",
@@ -172,7 +226,7 @@ function JobTable({ jobs }: { jobs: readonly Job[] | null }) {
 function Skeleton() {
   return [1, 2, 3].map((row) => (
     <tr key={row} class="skeleton">
-      {[1, 2, 3, 4, 5, 6, 7].map((cell) => (
+      {[1, 2, 3, 4, 5, 6, 7, 8].map((cell) => (
         <td key={cell} />
       ))}
     </tr>
@@ -184,6 +238,7 @@ function JobRow({ job }: { job: Job }) {
   return (
     // The link in the first cell is what the keyboard uses; a click anywhere in the row is for the mouse.
     <tr class="link" onClick={() => navigate(href)} data-testid="job-row" data-job={job.id}>
+      <PickCell job={job} />
       <td>
         <Link href={href} class="jobname">
           {job.name}
@@ -211,6 +266,26 @@ function JobRow({ job }: { job: Job }) {
         <Reason job={job} />
       </td>
     </tr>
+  );
+}
+
+/** Selects a job for a comparison; a click beside the box counts, too, and opens no job. */
+function PickCell({ job }: { job: Job }) {
+  const picked = pickedOf(url.value.searchParams);
+  const isPicked = picked.includes(job.id);
+  return (
+    <td class="pick" onClick={(event) => event.stopPropagation()}>
+      <label>
+        <input
+          type="checkbox"
+          aria-label={`Select ${job.name} of ${clock(job.created_at)} to compare`}
+          checked={isPicked}
+          disabled={!isPicked && picked.length >= MOST_PICKED}
+          onChange={() => setQuery({ pick: toggled(picked, job.id) })}
+          data-testid="pick"
+        />
+      </label>
+    </td>
   );
 }
 

@@ -46,7 +46,7 @@ const wantedRuns = (): string[] => wantedOf(url.value.searchParams.get("with"));
 const REFRESH_MS = 10_000;
 
 function goesOn(jobId: string): boolean {
-  const job = (jobsStore.value?.jobs.value ?? []).find((one) => one.id === jobId);
+  const job = jobsStore.value?.find(jobId);
   return job !== undefined && !isTerminal(job);
 }
 
@@ -93,7 +93,6 @@ function Compare({ store }: { store: JobStore }) {
   const wanted = wantedRuns();
   const name = store.job.value?.name ?? "";
   const jobs = (jobsStore.value?.jobs.value ?? []).filter((job) => job.id !== store.jobId);
-  const known = new Map(jobs.map((job) => [job.id, job.name]));
   const offered = jobs
     .filter((job) => !wanted.includes(job.id) && job.latest.step !== undefined)
     .sort((a, b) => Number(b.name === name) - Number(a.name === name));
@@ -105,10 +104,10 @@ function Compare({ store }: { store: JobStore }) {
           key={id}
           type="button"
           class="btn small"
-          aria-label={`Without ${known.get(id) ?? id}`}
+          aria-label={`Without ${jobsStore.value?.find(id)?.name ?? id}`}
           onClick={() => want(wanted.filter((one) => one !== id))}
         >
-          {known.get(id) ?? shortId(id)} ✕
+          {jobsStore.value?.find(id)?.name ?? shortId(id)} ✕
         </button>
       ))}
       {offered.length > 0 && wanted.length < MOST_RUNS && (
@@ -133,7 +132,12 @@ function Compare({ store }: { store: JobStore }) {
 export function MetricsView({ store }: { store: JobStore }) {
   store.metricsVersion.value;
   useSignalEffect(() => {
-    const names = new Map((jobsStore.value?.jobs.value ?? []).map((job) => [job.id, runName(job)]));
+    const names = new Map(
+      wantedRuns().flatMap((id) => {
+        const job = jobsStore.value?.find(id);
+        return job === undefined ? [] : [[id, runName(job)] as const];
+      }),
+    );
     untracked(() => store.others.name(names));
   });
   const wanted = wantedRuns().join();
