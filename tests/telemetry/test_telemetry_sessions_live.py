@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import socket
@@ -354,6 +355,26 @@ def test_evaluation_gives_no_rows_beside_training(agent: Agent, path: str) -> No
     until(lambda: agent.of(Kind.GOODBYE))
     assert [frame.columns[Column.STEP].tolist() for frame in agent.of(Kind.METRICS)] == [[0]]
     assert len({frame.body["hash"] for frame in agent.of(Kind.GRAPH_USED)}) == 2
+
+
+def test_loss_of_evaluation_before_training_has_its_own_name(agent: Agent, path: str) -> None:
+    session, train, test = Watched(managed(path)), Source(3), Source(3)
+    forward = [{**op, "role": "forward"} for op in GOLDEN["ops"]]
+    evaluation = session.watch(test, name="test")
+    evaluation.graph(GraphDocument.model_validate({**GOLDEN, "ops": forward, "syncs": []}), from_step=0)
+    test.run(0)
+    evaluation.step(**mark(0) | {"loss": 0.75})
+    until(lambda: agent.of(Kind.METRICS))
+    training = session.watch(train, name="train")
+    training.graph(document(), from_step=0)
+    train.run(1)
+    training.step(**mark(1) | {"loss": 0.5})
+    until(lambda: len(agent.of(Kind.METRICS)) == 2)
+    session.close()
+    until(lambda: agent.of(Kind.GOODBYE))
+    losses = [frame.columns[Column.LOSS].tolist() for frame in agent.of(Kind.METRICS)]
+    assert (math.isnan(losses[0][0]), losses[1]) == (True, [0.5])
+    assert [(one.body["step"], one.body["values"]) for one in agent.of(Kind.SCALARS)] == [(0, {"eval_loss": 0.75})]
 
 
 def test_a_pserver_says_what_it_is(agent: Agent, path: str) -> None:

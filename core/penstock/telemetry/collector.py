@@ -116,6 +116,11 @@ class Collector:
         """True if any graph so far was one that trains."""
         return any(plan.trains for _, plan in self._plans)
 
+    @property
+    def evaluates(self) -> bool:
+        """True if graphs are known, and none so far was one that trains."""
+        return bool(self._plans) and not self.trains
+
     def use(self, plan: GraphPlan, *, from_step: int) -> None:
         """From `from_step` on, steps run this graph."""
         self._plans = [(step, old) for step, old in self._plans if step < from_step]

@@ -71,6 +71,16 @@ class Thinner:
         }
 
 
+EVALUATION_LOSS = "eval_loss"
+
+
+def evaluation_apart(row: Columns) -> tuple[Columns, dict[str, float | None]]:
+    """Return a row of evaluation without its loss, and the loss as a scalar of its own; nothing if it has none."""
+    loss = float(row[Column.LOSS][-1])
+    scalars = {} if math.isnan(loss) else checked_scalars({EVALUATION_LOSS: loss})
+    return {**row, Column.LOSS: np.array([math.nan])}, scalars
+
+
 def _mean(values: npt.NDArray[Any]) -> Array:
     return np.array([round(float(values.mean()))])
 

@@ -35,7 +35,7 @@ from penstock.telemetry.events import TraceSource
 from penstock.telemetry.exchange import ExchangeSource, ExchangeWatch, TableSource
 from penstock.telemetry.input import InputSampler, InputTrace, Turn
 from penstock.telemetry.link import ProcessIdentity, dialer, leaver
-from penstock.telemetry.metrics import checked_count, checked_scalars
+from penstock.telemetry.metrics import checked_count, checked_scalars, evaluation_apart
 from penstock.telemetry.outbox import Outbox, Parcel, message, pack
 from penstock.telemetry.outcome import Outcome
 from penstock.telemetry.sampling import Sampler
@@ -381,10 +381,18 @@ class Watched(Session):
         watch.forget()
 
     def _metrics(self, watch: LiveWatch, rows: dict[Column, Array] | None) -> list[Parcel]:
-        """Return the METRICS frame of `rows`. Beside training, evaluation has none: one series is one thing."""
+        """Return the METRICS frame of `rows`. Beside training, evaluation has none: one series is one thing.
+
+        Before anything has trained, the loss of evaluation is a series of its own.
+        """
         if rows is None or (self._trains and not watch.collector.trains):
             return []
-        return [pack(Draft(Kind.METRICS, rows, int(rows[Column.TIME_NS][-1]), int(rows[Column.STEP][-1])))]
+        time_ns, step, items = int(rows[Column.TIME_NS][-1]), int(rows[Column.STEP][-1]), []
+        if watch.collector.evaluates:
+            rows, evaluated = evaluation_apart(rows)
+            body = {"step": step, "time_ns": time_ns, "values": evaluated}
+            items = [message(Kind.SCALARS, body, t0_ns=time_ns)] if evaluated else []
+        return [pack(Draft(Kind.METRICS, rows, time_ns, step)), *items]
 
     def _announce(self, graph: GraphHash, document: GraphDocument, *, threads: Threads | None) -> None:
         def announce(outbox: Outbox) -> None:
