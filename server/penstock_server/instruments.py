@@ -20,6 +20,12 @@ class Instruments:
         )
         self.frames = Counter("penstock_frames", "Telemetry frames taken", ["kind"], registry=r)
         self.frame_bytes = Counter("penstock_frame_bytes", "Bytes of telemetry frames taken", registry=r)
+        self.removed_recordings = Counter(
+            "penstock_removed_recordings", "Recordings of ended jobs that were removed", ["reason"], registry=r
+        )
+        self.removed_bytes = Counter(
+            "penstock_removed_recording_bytes", "Bytes of recordings that were removed", ["reason"], registry=r
+        )
         self.lost = Counter("penstock_lost_frames", "Telemetry frames that never came", registry=r)
         self.refused = Counter("penstock_refused", "Messages and frames that were refused", ["reason"], registry=r)
         self.metric_points = Counter("penstock_metric_points", "Metric points written", registry=r)

@@ -205,7 +205,7 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
         settings, clock, database, meters, tokens, WrongSecrets(), of_tokens(settings.requests_per_s),
         Held(database, clock), jobs, changes, log_changes, nodes,
         Listing(jobs, nodes), PilotBoard(clock), reports, attach, storage, Metrics(database),
-        _sweeper(settings, clock, database, recorder, counts),
+        _sweeper(settings, clock, database, recorder, counts, meters),
         agents, hub, ingest, logs, recorder,
         Completeness(jobs, recorder, counts), exchanges, diagnoses, advices, metrics, leases, publisher, scheduling,
         Plans(database, scheduling, agents), Projects(database), Audit(database), hangs,
@@ -218,16 +218,19 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     return runtime
 
 
-def _sweeper(settings: Settings, clock: Clock, database: Database, recorder: Recorder, counts: Counts) -> Sweeper:
+def _sweeper(
+    settings: Settings, clock: Clock, database: Database, recorder: Recorder, counts: Counts, meters: Instruments
+) -> Sweeper:
     days = Retention(
         telemetry_days=settings.retain_telemetry_days,
+        telemetry_bytes=settings.telemetry_quota_bytes,
         logs_days=settings.retain_logs_days,
         metrics_days=settings.retain_metrics_days,
         events_days=settings.retain_events_days,
         snapshots_days=settings.retain_snapshots_days,
         audit_days=settings.retain_audit_days,
     )
-    return Sweeper(database, clock, recorder, counts, settings.state_dir, days)
+    return Sweeper(database, clock, recorder, counts, settings.state_dir, days, meters)
 
 
 def _wake_requests(runtime: Runtime, effects: Effects) -> None:

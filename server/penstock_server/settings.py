@@ -68,8 +68,11 @@ class Settings(BaseSettings):
     log_quota_bytes: int = Field(64 << 20, ge=1024, description="of each replica")
     segment_bytes: int = Field(4 << 20, ge=4096)
     segment_quota_bytes: int = Field(512 << 20, ge=4096, description="of each job; the oldest segments go first")
-    retain_telemetry_days: float | None = Field(None, gt=0, description="after the end of a job; unset: for ever")
-    retain_logs_days: float | None = Field(None, gt=0)
+    telemetry_quota_bytes: int = Field(
+        64 << 30, ge=4096, description="of recorded frames of all jobs; of jobs that have ended the oldest go first"
+    )
+    retain_telemetry_days: float = Field(90.0, gt=0, description="recorded frames, after the end of a job")
+    retain_logs_days: float | None = Field(None, gt=0, description="after the end of a job; unset: for ever")
     retain_metrics_days: float | None = Field(None, gt=0)
     retain_events_days: float | None = Field(None, gt=0)
     retain_snapshots_days: float | None = Field(None, gt=0, description="after the upload")

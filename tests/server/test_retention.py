@@ -72,6 +72,59 @@ async def test_what_is_older_than_its_retention_goes(database_url: str, tmp_path
         assert (await server.job(jobs[0]))["state"] == "CANCELLED"
 
 
+def recorded(server: Server, job_id: str, size: int) -> None:
+    folder = server.runtime.settings.state_dir / "jobs" / job_id / "segments"
+    folder.mkdir(parents=True)
+    (folder / "1.seg").write_bytes(bytes(size))
+
+
+def metric(server: Server, name: str, reason: str) -> float:
+    return server.runtime.meters.registry.get_sample_value(f"penstock_{name}_total", {"reason": reason}) or 0.0
+
+
+@pytest.mark.asyncio
+async def test_beyond_the_quota_of_all_jobs_the_first_ended_go(
+    database_url: str, tmp_path: Path, clock: FakeClock
+) -> None:
+    async with running(
+        settings_for(tmp_path, database_url, telemetry_quota_bytes=25_000, grace_s=1e9), clock
+    ) as server:
+        jobs = [(await server.submit(name=f"job-{number}"))["id"] for number in range(5)]
+        for job_id in jobs:
+            recorded(server, job_id, 9000)
+        for job_id in (jobs[2], jobs[0], jobs[3]):
+            clock.advance(10)
+            await server.http.post(f"/api/v1/jobs/{job_id}:cancel")
+            await server.job_in(job_id, "CANCELLED")
+        await server.runtime.sweeper.step()
+        left = [job_id for job_id in jobs if "segments" in folders(server, job_id)]
+        assert left == [jobs[1], jobs[4]]  # 45,000 bytes, of which three had to go; those that go on stay
+        assert (metric(server, "removed_recordings", "size"), metric(server, "removed_recording_bytes", "size")) == (
+            3, 27_000,
+        )  # fmt: skip
+        recorded(server, jobs[0], 9000)
+        await server.runtime.sweeper.step()
+        assert "segments" not in folders(server, jobs[0])
+
+
+@pytest.mark.asyncio
+async def test_recordings_within_the_quota_stay_until_they_are_old(
+    database_url: str, tmp_path: Path, clock: FakeClock
+) -> None:
+    async with running(settings_for(tmp_path, database_url, grace_s=1e9), clock) as server:
+        job_id = (await server.submit())["id"]
+        recorded(server, job_id, 9000)
+        await server.http.post(f"/api/v1/jobs/{job_id}:cancel")
+        await server.job_in(job_id, "CANCELLED")
+        clock.advance(89 * DAY_S)
+        await server.runtime.sweeper.step()
+        assert "segments" in folders(server, job_id)
+        clock.advance(2 * DAY_S)
+        await server.runtime.sweeper.step()
+        assert "segments" not in folders(server, job_id)
+        assert metric(server, "removed_recordings", "age") == 1
+
+
 @pytest.mark.asyncio
 async def test_without_a_setting_everything_stays(sqlite_server: Server) -> None:
     job = await sqlite_server.submit()

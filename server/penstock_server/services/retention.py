@@ -8,17 +8,20 @@ uploads it again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import structlog
 from sqlalchemy import delete, select
 
 from penstock.protocol.states import TERMINAL_JOB, JobState
 from penstock_server.clock import Clock
 from penstock_server.db import Database
+from penstock_server.instruments import Instruments
 from penstock_server.streams.counts import Counts
 from penstock_server.streams.recorder import Recorder
 from penstock_server.tables import (
@@ -32,6 +35,8 @@ from penstock_server.tables import (
     TierRow,
     WebhookDeliveryRow,
 )
+
+log = structlog.get_logger(__name__)
 
 _ACTIVE = [state.value for state in JobState if state not in TERMINAL_JOB]
 _METRICS = (MetricRow, TierRow, SeriesRow)
@@ -47,9 +52,13 @@ DELIVERIES_A_PASS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Days after the end of a job; None: for ever. Of snapshots: after the upload; of the audit: the request."""
+    """Days after the end of a job; None: for ever. Of snapshots: after the upload; of the audit: the request.
+
+    `telemetry_bytes`: of the recorded frames of all jobs together; None: as much as there is.
+    """
 
     telemetry_days: float | None = None
+    telemetry_bytes: int | None = None
     logs_days: float | None = None
     metrics_days: float | None = None
     events_days: float | None = None
@@ -61,9 +70,11 @@ class Sweeper:
     """Deletes what is older than its retention. Each pass takes up to `JOBS_A_PASS` jobs of each kind."""
 
     def __init__(
-        self, database: Database, clock: Clock, recorder: Recorder, counts: Counts, state_dir: Path, days: Retention
-    ) -> None:
+        self, database: Database, clock: Clock, recorder: Recorder, counts: Counts, state_dir: Path, days: Retention,
+        meters: Instruments,
+    ) -> None:  # fmt: skip
         self._db, self._clock, self._recorder, self._counts = database, clock, recorder, counts
+        self._meters = meters
         self._jobs_dir, self._snapshots_dir, self._days = state_dir / "jobs", state_dir / "snapshots", days
 
     async def step(self) -> None:
@@ -73,6 +84,8 @@ class Sweeper:
         for part, days in ((SEGMENTS, self._days.telemetry_days), ("logs", self._days.logs_days)):
             if days is not None:
                 await self._sweep_files(part, self._before(days))
+        if self._days.telemetry_bytes is not None:
+            await self._sweep_recordings(self._days.telemetry_bytes)
         if self._days.metrics_days is not None:
             await self._sweep_rows(SeriesRow, _METRICS, self._before(self._days.metrics_days))
         if self._days.events_days is not None:
@@ -94,10 +107,45 @@ class Sweeper:
             async with self._db.glance() as session:
                 over = (await session.execute(ended)).scalars().all()
             for job_id in over:
-                if part == SEGMENTS:
-                    await self._counts.remove(job_id)  # before, so that a crash between the two loses no count
-                self._recorder.release(job_id)
-                await asyncio.to_thread(shutil.rmtree, self._jobs_dir / job_id / part, ignore_errors=True)
+                await self._remove(job_id, part, "age")
+
+    async def _remove(self, job_id: str, part: str, reason: str) -> None:
+        """Remove one part of what a job left behind. Of a recording it is counted what goes, and why."""
+        folder = self._jobs_dir / job_id / part
+        if part == SEGMENTS:
+            await self._counts.remove(job_id)  # before, so that a crash between the two loses no count
+            size = await asyncio.to_thread(_bytes_in, folder)
+            self._meters.removed_recordings.labels(reason).inc()
+            self._meters.removed_bytes.labels(reason).inc(size)
+            log.info("recording removed", job=job_id, reason=reason, bytes=size)
+        self._recorder.release(job_id)
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _sweep_recordings(self, most_bytes: int) -> None:
+        """Remove recordings of jobs that have ended, those that ended first, until the rest is within a size.
+
+        Those of jobs that go on are bounded by each job's quota, and stay.
+        """
+        sizes = await asyncio.to_thread(
+            lambda: {path.parent.name: _bytes_in(path) for path in self._jobs_dir.glob(f"*/{SEGMENTS}")}
+        )
+        excess = sum(sizes.values()) - most_bytes
+        if excess <= 0:
+            return
+        for job_id in await self._ended_first(list(sizes)):
+            await self._remove(job_id, SEGMENTS, "size")
+            excess -= sizes[job_id]
+            if excess <= 0:
+                return
+
+    async def _ended_first(self, job_ids: list[str]) -> list[str]:
+        found: list[tuple[datetime, str]] = []
+        for start in range(0, len(job_ids), JOBS_A_PASS):
+            some = JobRow.id.in_(job_ids[start : start + JOBS_A_PASS])
+            ended = select(JobRow.finished_at, JobRow.id).where(some, JobRow.finished_at.is_not(None))
+            async with self._db.glance() as session:
+                found += [(at, job_id) for at, job_id in await session.execute(ended) if at is not None]
+        return [job_id for _, job_id in sorted(found)]
 
     async def _sweep_rows(
         self, having: type[SeriesRow] | type[EventRow], tables: Iterable[type], before: datetime
@@ -139,3 +187,12 @@ class Sweeper:
             # Uploaded again since: an upload puts its file in place on this event loop, and its row after that.
             if path.exists() and path.stat().st_mtime < before.timestamp():
                 path.unlink()
+
+
+def _bytes_in(folder: Path) -> int:
+    """Return the bytes of a folder's files; of one that goes meanwhile none."""
+    size = 0
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):
+            size += path.stat().st_size
+    return size
