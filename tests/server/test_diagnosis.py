@@ -17,7 +17,7 @@ from tests.support.waiting import until_answer
 
 from penstock.protocol.frames import Column, Frame, Kind
 from penstock.protocol.graphdoc import Threads, graph_hash
-from penstock_server.services.evidence import GraphFacts, OpFacts, Ran, summed, trainer_of
+from penstock_server.services.evidence import GraphFacts, OpFacts, Ran, rank_of, summed, trainer_of
 
 pytestmark = pytest.mark.asyncio
 MS = 1_000_000
@@ -192,9 +192,32 @@ async def test_operators_of_the_newest_steps_are_the_evidence(sqlite_server: Ser
         ("mm_0_grad", "backward", 40, 3000 * MS),
         ("sgd_0", "optimize", 40, 10 * MS),
     ]
+    assert {(one["sampled"], one["p50_ns"], one["p99_ns"]) for one in times["operators"]} == {(0, None, None)}
     healthy = next(one for one in found if one["cause"] == "healthy")
     assert f"`{document.ops[1].name}`" in healthy["sentence"]
     assert (healthy["op"], healthy["graph"]) == (1, graph_hash(document))
+
+
+async def test_percentiles_are_of_each_operators_sampled_runs() -> None:
+    rng = np.random.default_rng(7)
+    spent = {op: rng.integers(0, 10**9, size=137 + op) for op in (0, 3)}
+    runs = rng.permutation(np.concatenate([np.stack([np.full(len(ns), op), ns], 1) for op, ns in spent.items()]))
+    frames = [
+        Frame(Kind.OP_EVENTS, 1, 1, seq, 1, seq, flags, {
+            Column.OP: part[:, 0], Column.DURATION_NS: part[:, 1], Column.START_NS: np.zeros(len(part)),
+            Column.THREAD: np.zeros(len(part)),
+        })
+        for seq, (part, flags) in enumerate([(runs[:90], 1), (runs[90:], 1), (np.full((50, 2), 3), 0)])
+    ]  # fmt: skip
+    [ran] = summed(frames, {1: "g"}, {"g": GraphFacts((), np.empty((0, 2)), True)}).values()
+    found = ran.durations_ns()
+    assert sorted(found) == [0, 3]
+    for op, ns in spent.items():
+        for share in (0.5, 0.99):
+            limit = rank_of(found[op], share)
+            assert limit is not None
+            assert (ns <= limit).mean() >= share > (ns < limit).mean()
+    assert rank_of(found.get(1), 0.5) is None
 
 
 async def test_a_pool_that_runs_one_operator_at_once_is_not_idle() -> None:

@@ -16,6 +16,9 @@ class OperatorTime(Answer):
     module: str
     count: int
     total_ns: int
+    sampled: int = Field(description="runs in sampled steps, of which the percentiles are")
+    p50_ns: int | None = Field(description="which half of the sampled runs do not exceed; null: none was sampled")
+    p99_ns: int | None
 
 
 class OperatorTimes(Answer):

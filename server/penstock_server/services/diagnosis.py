@@ -22,6 +22,7 @@ from penstock_server.services.evidence import (
     Ran,
     decoded,
     facts_of,
+    rank_of,
     summed,
     trainer_of,
     turn_of,
@@ -97,10 +98,12 @@ class Diagnoses:
             return OperatorTimes(job_id=job.id, attempt=job.attempt, trainer=None, graph=None, operators=[])
         index = min(found)
         ops = found[index]
+        sampled = await asyncio.to_thread(ops.durations_ns)
         operators = [
             OperatorTime(
                 op=op, name=facts.name, role=facts.role, module=facts.module, count=ops.count[op],
-                total_ns=ops.total_ns[op],
+                total_ns=ops.total_ns[op], sampled=len(sampled.get(op, ())),
+                p50_ns=rank_of(sampled.get(op), 0.5), p99_ns=rank_of(sampled.get(op), 0.99),
             )
             for op, facts in enumerate(self._graphs[ops.graph].ops)
             if ops.count.get(op)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,16 @@ class Ran:
     evaluates: bool = False
     sampled_step: int | None = None
     busy: list[float] = field(default_factory=list)  # threads that computed, in the mean over a sampled step
+    sampled: list[tuple[Array, Array]] = field(default_factory=list)  # operators and durations in ns, of whole steps
+
+    def durations_ns(self) -> dict[int, Array]:
+        """Return the durations of each operator's runs in sampled steps, ascending."""
+        if not self.sampled:
+            return {}
+        ops, spent = (np.concatenate(each) for each in zip(*self.sampled, strict=True))
+        order = np.lexsort((spent, ops))
+        found, begins = np.unique(ops[order], return_index=True)
+        return dict(zip(found.tolist(), np.split(spent[order], begins[1:]), strict=True))
 
 
 def waits_of(now: api.Exchange, before: api.Exchange | None) -> tuple[Wait, ...]:
@@ -73,6 +84,13 @@ def waits_of(now: api.Exchange, before: api.Exchange | None) -> tuple[Wait, ...]
         if more > 0 and cell.trainer in now.steps:
             found.append(Wait(cell.trainer, cell.pserver, cell.block, more / max(1, num_steps)))
     return tuple(found)
+
+
+def rank_of(durations_ns: Array | None, share: float) -> int | None:
+    """Return the duration that a share of runs does not exceed. `durations_ns`: ascending; None: no run."""
+    if durations_ns is None or not len(durations_ns):
+        return None
+    return int(durations_ns[math.ceil(share * len(durations_ns)) - 1])
 
 
 def decoded(raw: Sequence[bytes]) -> list[Frame]:
@@ -156,6 +174,7 @@ def _add(ran: Ran, frame: Frame) -> None:
         start, duration = frame.columns[Column.START_NS].astype("i8"), frame.columns[Column.DURATION_NS].astype("i8")
         span = int((start + duration).max() - start.min())
         ran.sampled_step = frame.step
+        ran.sampled.append((index, duration))
         if span > 0:
             ran.busy.append(int(duration.sum()) / span)
 

@@ -312,6 +312,7 @@ export function runtimeOfStep(one: Sampled, document: GraphDocument, hash: strin
       if (op >= document.ops.length) continue;
       const spent = trace.duration[i] ?? 0;
       runtime.received[op] = 1;
+      runtime.durations.add(op, trace.duration[i] ?? 0);
       runtime.count[op] = (runtime.count[op] ?? 0) + 1;
       runtime.totalNs[op] = (runtime.totalNs[op] ?? 0) + spent;
       runtime.maxNs[op] = Math.max(runtime.maxNs[op] ?? 0, spent);

@@ -6,8 +6,9 @@
  * nothing else ever lights an operator. Frames that arrive before their document wait in a bounded queue.
  */
 import { type Frame, smallColumn, WORD, wideWords } from "../codec";
-import { Column } from "../constants";
+import { Column, Kind } from "../constants";
 import type { GraphDocument } from "../types";
+import { Durations } from "./durations";
 
 /** A frame that waited longer than this for an animation frame no longer lights anything. */
 export const FRESH_MS = 1500;
@@ -24,6 +25,8 @@ export class GraphRuntime {
   count = new Float64Array(0);
   totalNs = new Float64Array(0);
   maxNs = new Float64Array(0);
+  /** Of the runs in sampled steps. */
+  durations = new Durations();
   /** Nanoseconds of all operators together. */
   sumNs = 0;
   #trains: boolean | null = null;
@@ -51,6 +54,7 @@ export class GraphRuntime {
     this.totalNs = new Float64Array(n);
     this.maxNs = new Float64Array(n);
     this.sumNs = 0;
+    this.durations = new Durations();
     this.received = new Uint8Array(n);
     this.lit = new Uint8Array(n);
     this.freshAt = new Float64Array(n).fill(Number.NEGATIVE_INFINITY);
@@ -79,7 +83,16 @@ export class GraphRuntime {
       this.received[op] = 1;
       if (mode === "live") this.freshAt[op] = nowMs;
     }
-    this.#sum(frame, ops);
+    if (frame.kind === Kind.OP_EVENTS) this.#addDurations(frame, ops);
+    else this.#sum(frame, ops);
+  }
+
+  #addDurations(frame: Frame, ops: Uint16Array | Uint32Array): void {
+    const spent = smallColumn(frame, Column.DURATION_NS);
+    for (let i = 0; i < ops.length; i++) {
+      const op = ops[i] ?? 0;
+      if (op < this.received.length) this.durations.add(op, spent[i] ?? 0);
+    }
   }
 
   #wait(frame: Frame, mode: "live" | "replay"): void {
@@ -96,7 +109,6 @@ export class GraphRuntime {
     const counts = smallColumn(frame, Column.COUNT);
     const totals = wideWords(frame, Column.TOTAL_NS);
     const maxima = smallColumn(frame, Column.MAX_NS);
-    // OP_EVENTS frames have no such columns: their operators are in OP_SUMS too, and must not count twice.
     for (let i = 0; i < counts.length; i++) {
       const op = ops[i] ?? 0;
       if (op >= this.received.length) continue;

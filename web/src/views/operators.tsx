@@ -5,6 +5,7 @@ import type { GraphController } from "../graph/controller";
 import { bucketOf, modulesOf } from "../graph/group";
 import { Head } from "../parts/basics";
 import { setQuery } from "../router";
+import type { Spread } from "../store/durations";
 import type { JobStore } from "../store/job";
 import type { GraphRuntime } from "../store/ops";
 import { HeldOrder } from "../store/order";
@@ -75,6 +76,8 @@ export function OperatorTable({ store, graph }: { store: JobStore; graph: GraphC
             "Operator",
             ["Share ▾", "num"],
             ["Mean", "num"],
+            ["p50", "num tiny-hide"],
+            ["p99", "num tiny-hide"],
             ["Max", "num tiny-hide"],
             ["Ran", "num tiny-hide"],
             ["Critical", "tiny-hide"],
@@ -87,7 +90,12 @@ export function OperatorTable({ store, graph }: { store: JobStore; graph: GraphC
         />
         <tbody>
           {rows.slice(0, MAX_ROWS).map((row) => (
-            <OperatorRow key={row.index} row={row} critical={graph.critical.ops.has(row.index)} />
+            <OperatorRow
+              key={row.index}
+              row={row}
+              spread={runtime.durations.of([row.index])}
+              critical={graph.critical.ops.has(row.index)}
+            />
           ))}
         </tbody>
       </table>
@@ -100,7 +108,14 @@ export function OperatorTable({ store, graph }: { store: JobStore; graph: GraphC
   );
 }
 
-function OperatorRow({ row, critical }: { row: Row; critical: boolean }) {
+interface RowProps {
+  readonly row: Row;
+  /** Of the sampled runs; null without any. */
+  readonly spread: Spread | null;
+  readonly critical: boolean;
+}
+
+function OperatorRow({ row, spread, critical }: RowProps) {
   return (
     <tr>
       <td>
@@ -110,6 +125,8 @@ function OperatorRow({ row, critical }: { row: Row; critical: boolean }) {
       </td>
       <td class="num">{percent(row.share)}</td>
       <td class="num">{nanos(row.meanNs)}</td>
+      <td class="num tiny-hide">{spread === null ? "–" : nanos(spread.p50)}</td>
+      <td class="num tiny-hide">{spread === null ? "–" : nanos(spread.p99)}</td>
       <td class="num tiny-hide">{row.count === 0 ? "–" : nanos(row.maxNs)}</td>
       <td class="num tiny-hide">{integer(row.count)}</td>
       <td class="critical tiny-hide">{critical ? "yes" : ""}</td>

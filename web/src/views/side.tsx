@@ -95,6 +95,7 @@ function OperatorFacts({
         <dd>{op.source || "–"}</dd>
         <dt>mean · max</dt>
         <dd>{count === 0 ? "has not run" : `${nanos(total / count)} · ${nanos(max)}`}</dd>
+        <Percentiles runtime={runtime} ops={ops} />
         <dt>ran</dt>
         <dd>{integer(count)} × since the dashboard opened</dd>
         <Layers runtime={runtime} ops={ops} folded={member?.module ?? ""} />
@@ -136,6 +137,20 @@ function Layers({ runtime, ops, folded }: { runtime: GraphRuntime; ops: readonly
       <dd class={times > ODD ? "critical" : ""}>
         {spread.slowest.split(".").slice(-2).join(".")}
         {times > ODD ? ` · ${times.toFixed(1)} × the median` : ""}
+      </dd>
+    </>
+  );
+}
+
+/** Of the runs in sampled steps; every step that is slower than most is sampled. */
+function Percentiles({ runtime, ops }: { runtime: GraphRuntime; ops: readonly number[] }) {
+  const spread = runtime.durations.of(ops);
+  if (spread === null) return null;
+  return (
+    <>
+      <dt>p50 · p99</dt>
+      <dd data-testid="percentiles" title="within 4.5 %; every step that is slower than most is sampled">
+        {nanos(spread.p50)} · {nanos(spread.p99)} <span class="faint">of {integer(spread.runs)} sampled</span>
       </dd>
     </>
   );
