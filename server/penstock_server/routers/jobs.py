@@ -25,7 +25,7 @@ from penstock_server.schemas.operators import OperatorTimes
 from penstock_server.schemas.recordings import FullRecording
 from penstock_server.schemas.stacks import PythonStacks
 from penstock_server.schemas.tables import SparseTables
-from penstock_server.services.jobsearch import JobOrder, JobQuery, words_of
+from penstock_server.services.jobsearch import WORDS, JobOrder, JobQuery, words_of
 from penstock_server.services.pages import DEFAULT_SIZE
 from penstock_server.services.views import for_reader
 
@@ -37,7 +37,11 @@ _STATE = "|".join(JobState)
 STATES = f"^({_STATE})(,({_STATE}))*$"
 Words = Annotated[
     str,
-    Query(max_length=200, description="words, each of them in the name, id, state, kind or reason, in any case"),
+    Query(
+        max_length=200,
+        pattern=WORDS,
+        description="at most eight words, each of them in the name, id, state, kind or reason, in any case",
+    ),
 ]
 NAME_START = "^[a-z0-9._-]{1,63}$"
 MAX_WAIT_S = 60.0
@@ -75,7 +79,7 @@ def _tagged(response: Response, job: api.Job) -> api.Job:
     return job
 
 
-@router.get("/jobs", operation_id="listJobs")
+@router.get("/jobs", operation_id="listJobs", responses=problems(409))
 @scoped("read")
 @by_project
 async def list_jobs(

@@ -16,11 +16,12 @@ from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock.protocol.states import JobState
-from penstock_server.problems import Problem
+from penstock_server.problems import Conflict
 from penstock_server.tables import JobRow
 
 J = JobState
-MAX_WORDS = 8
+WORDS = "^ *([^ ]+ +){0,7}[^ ]* *$"
+"""At most eight words."""
 ATTENTION = (
     (J.STARTING, J.RUNNING, J.RECOVERING, J.STOPPING),
     (J.FAILED,),
@@ -53,11 +54,8 @@ class JobQuery:
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """Return the words of a search. Raises a problem if there are too many."""
-    words = tuple(dict.fromkeys(text.split()))
-    if len(words) > MAX_WORDS:
-        raise Problem(422, "too_many_words", f"the search has {len(words)} words; at most {MAX_WORDS} are looked for")
-    return words
+    """Return the words of a search, each once."""
+    return tuple(dict.fromkeys(word for word in text.split(" ") if word))
 
 
 def conditions(query: JobQuery, *, is_sqlite: bool) -> list[ColumnElement[bool]]:
@@ -145,7 +143,7 @@ async def _by_attention(
 async def _value(session: AsyncSession, statement: Select[Any]) -> Any:
     row = (await session.execute(statement)).one_or_none()
     if row is None:
-        raise Problem(422, "invalid_page_token", "the job before this page was removed; begin with the first page")
+        raise Conflict("page_gone", "the job before this page is not there any more; begin with the first page")
     return row[0]
 
 
