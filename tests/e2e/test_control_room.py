@@ -134,6 +134,36 @@ def test_charts_of_two_trainers_share_a_scale_and_keep_zoom(open_page: Open, fee
     expect(out).to_have_count(0)
 
 
+def test_a_brush_is_shared_by_charts_strip_timeline_and_logs(open_page: Open, feed: Feed) -> None:
+    feeder = feed("brushed")
+    feeder.graph()
+    for turn in range(8):
+        feeder.steps(10, sampled=True)
+        feeder.log(f"turn {turn}\n")
+    page = open_page(f"/jobs/{feeder.job_id}?tab=metrics").page
+    expect(page.get_by_test_id("kpi-step")).to_contain_text("80")
+    drag(page, "chart-loss")
+    out = page.get_by_test_id("zoom-out")
+    expect(out).to_contain_text("Steps")
+    steps = re.search(r"step=(\d+)-(\d+)", page.url)
+    assert steps is not None
+    page.reload()
+    expect(out).to_contain_text(f"Steps {steps[1]} – {steps[2]}")
+    page.get_by_test_id("tab-timeline").click()
+    expect(page.get_by_test_id("strip-text")).to_contain_text(re.compile(r"replay of steps \d+ to \d+"))
+    page.get_by_test_id("timeline").hover(position={"x": 400, "y": 20})
+    page.mouse.wheel(0, -400)
+    page.wait_for_function("() => location.search.includes('span=')")
+    page.get_by_test_id("tab-logs").click()
+    expect(page.get_by_test_id("log-steps")).to_have_text(f"Steps {steps[1]} to {steps[2]} ✕")
+    expect(page.get_by_test_id("log-count")).to_contain_text(" of 8 lines")
+    page.get_by_label("Find in the log").fill("turn")
+    page.wait_for_function("() => location.search.includes('find=turn')")
+    page.get_by_test_id("log-steps").click()
+    page.get_by_label("Find in the log").fill("")
+    expect(page.get_by_test_id("log-count")).to_have_text("8 lines")
+
+
 def test_charts_are_smoothed_and_compared_with_another_run(open_page: Open, feed: Feed) -> None:
     before, now = feed("curve-before"), feed("curve-now")
     for feeder in (before, now):

@@ -8,6 +8,8 @@ import uPlot from "uplot";
 import { elapsed, integer, tick } from "../format";
 import { addPainter, invalidate, type Painter } from "../frameloop";
 import { alpha, type Palette, palette } from "../palette";
+import { setQuery, url } from "../router";
+import { zoomFields, zoomOf } from "../store/brush";
 import { type Axis, aboveZero, type Column, type Curve, curvesOf, joined, smoothed } from "../store/curves";
 import type { JobStore } from "../store/job";
 import { theme } from "../store/session";
@@ -41,14 +43,8 @@ const INCREMENTS = [...SECONDS, ...[2, 5, 10, 20, 50].map((days) => days * 86400
 /** The step or time under the pointer, in whichever chart it is. */
 export const crosshair = signal<number | null>(null);
 
-/** What all charts of an axis are zoomed to. */
-export interface Zoom {
-  readonly axis: Axis;
-  readonly range: readonly [number, number];
-}
-
-/** Null: charts show all. */
-export const zoomed = signal<Zoom | null>(null);
+/** Have all charts of an axis show all again. */
+export const zoomOut = (axis: Axis): void => setQuery(axis === "time" ? { zoom: null } : { step: null, span: null });
 
 /** A step or a time as an axis has it. */
 export const position = (axis: Axis, at: number): string => (axis === "time" ? elapsed(at) : integer(at));
@@ -130,7 +126,7 @@ function selected(plot: uPlot, axis: Axis): void {
   if (plot.select.width < 3) return;
   const [from, to] = [plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")];
   plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-  if (to > from) zoomed.value = { axis, range: [from, to] };
+  if (to > from) setQuery(zoomFields(axis, from, to));
 }
 
 /** Rates and durations are read against zero; a loss or a score against its own spread. */
@@ -162,7 +158,7 @@ function show(plot: uPlot, curves: readonly Curve[], look: Look): void {
     while (columns.length < plot.series.length) columns.push(empty);
     plot.setData(columns as uPlot.AlignedData, false);
     const steps = plot.data[0];
-    const zoom = zoomed.value?.axis === look.axis ? zoomed.value.range : null;
+    const zoom = zoomOf(url.value.searchParams, look.axis);
     const [min, max] = zoom ?? [steps[0] ?? 0, steps[steps.length - 1] ?? 1];
     plot.setScale("x", { min, max: max > min ? max : min + 1 });
   });
@@ -189,12 +185,10 @@ export function Chart(props: Props) {
     const remove = addPainter(paint);
     const observer = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height: props.height }));
     observer.observe(element);
-    const zoomOut = () => {
-      zoomed.value = null;
-    };
-    element.addEventListener("dblclick", zoomOut);
+    const showAll = () => zoomOut(look.axis);
+    element.addEventListener("dblclick", showAll);
     return () => {
-      element.removeEventListener("dblclick", zoomOut);
+      element.removeEventListener("dblclick", showAll);
       remove();
       observer.disconnect();
       plot.destroy();
@@ -204,7 +198,7 @@ export function Chart(props: Props) {
   useSignalEffect(() => {
     props.store.metricsVersion.value;
     props.store.others.version.value;
-    zoomed.value;
+    url.value;
     if (painter.current !== null) invalidate(painter.current);
   });
   return (

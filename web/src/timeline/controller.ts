@@ -38,6 +38,10 @@ export class TimelineController {
   readonly hover = signal<Hover | null>(null);
   /** Two times of the step, in the order that they were set; equal while only one is. Null: nothing is measured. */
   readonly measured = signal<readonly [number, number] | null>(null);
+  /** What the address shows of the chosen step, until it is there. */
+  wantedSpan: readonly [number, number] | null = null;
+  /** Called with what is shown of a chosen step after a zoom or pan; null: all of it. */
+  onShown: (span: readonly [number, number] | null) => void = () => {};
   selectedOps: ReadonlySet<number> = new Set();
   critical: ReadonlySet<number> = new Set();
   paintedSlices = 0;
@@ -126,6 +130,7 @@ export class TimelineController {
     this.hover.value = null;
     const moved = isSame ? Number(before.beginNs - next.beginNs) : null;
     this.#show(next.spanNs, moved !== null && this.#isZoomed(before.spanNs) ? moved : null);
+    if (replayed !== null) this.#showWanted(next.spanNs);
     const measured = this.measured.value;
     this.measured.value = moved === null || measured === null ? null : [measured[0] + moved, measured[1] + moved];
     this.#resize();
@@ -133,6 +138,14 @@ export class TimelineController {
 
   #isZoomed(spanNs: number): boolean {
     return this.#from > 0 || this.#to < spanNs;
+  }
+
+  /** Show what the address names, once. */
+  #showWanted(spanNs: number): void {
+    if (this.wantedSpan === null || spanNs === 0) return;
+    const [from, to] = this.wantedSpan;
+    this.wantedSpan = null;
+    if (to <= spanNs + 1) [this.#from, this.#to] = [from, Math.min(to, spanNs)];
   }
 
   /** Show all, or, if the left edge lies `movedNs` earlier than before, the same part as before. */
@@ -214,7 +227,13 @@ export class TimelineController {
   fit(): void {
     this.#from = 0;
     this.#to = this.model.value.spanNs;
+    this.#tell();
     this.repaint();
+  }
+
+  #tell(): void {
+    if (this.#replayed === null) return;
+    this.onShown(this.#isZoomed(this.model.value.spanNs) ? this.shown : null);
   }
 
   zoom(factor: number, px = this.left + this.#width() / 2): void {
@@ -234,6 +253,7 @@ export class TimelineController {
     this.hold(true);
     this.#from = Math.min(Math.max(0, from), this.model.value.spanNs - span);
     this.#to = this.#from + span;
+    this.#tell();
     this.repaint();
   }
 

@@ -5,7 +5,7 @@ import { useEffect, useMemo } from "preact/hooks";
 import { GraphController } from "../graph/controller";
 import { BUCKETS } from "../graph/group";
 import { Empty, ErrorCard, Link } from "../parts/basics";
-import { jobHref, navigate, route, TABS, type Tab } from "../router";
+import { jobHref, navigate, route, TABS, type Tab, url } from "../router";
 import { currentGraph, currentJob, currentTimeline } from "../store/current";
 import { JobStore } from "../store/job";
 import { isCommand, isWithoutGraph } from "../store/mode";
@@ -22,6 +22,13 @@ import { SidePanel } from "./side";
 import { StepStrip } from "./strip";
 import { SyncView } from "./sync";
 import { TimelineView } from "./timeline";
+
+/** A tab of the same job, with the steps that were chosen: all views show the same part. */
+function tabHref(jobId: string, tab: Tab): string {
+  const step = url.value.searchParams.get("step");
+  const href = jobHref(jobId, tab);
+  return step === null ? href : `${href}${href.includes("?") ? "&" : "?"}step=${encodeURIComponent(step)}`;
+}
 
 export interface JobParts {
   readonly store: JobStore;
@@ -111,7 +118,7 @@ function Tabs({ jobId, store }: { jobId: string; store: JobStore }) {
           <Link
             key={id}
             role="tab"
-            href={jobHref(jobId, id)}
+            href={tabHref(jobId, id)}
             aria-selected={id === tab}
             tabIndex={id === tab ? 0 : -1}
             id={`tab-${id}`}
@@ -142,7 +149,7 @@ function moveTab(event: TargetedKeyboardEvent<HTMLElement>, jobId: string): void
   event.preventDefault();
   next.focus();
   const id = TABS.find(([one]) => next.id === `tab-${one}`)?.[0];
-  if (id !== undefined) navigate(jobHref(jobId, id));
+  if (id !== undefined) navigate(tabHref(jobId, id));
 }
 
 function Legend() {

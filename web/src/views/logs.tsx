@@ -6,10 +6,13 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { ApiError, api } from "../api";
 import { bytes, integer, plural } from "../format";
 import { Empty } from "../parts/basics";
+import { zoomOut } from "../parts/chart";
 import { download } from "../parts/download";
 import { VirtualRows } from "../parts/rows";
 import { setQuery, url } from "../router";
+import { brushOf, timesOf } from "../store/brush";
 import { searchFor, type Wanted } from "../store/findremote";
+import type { StepRange } from "../store/history";
 import type { JobStore } from "../store/job";
 import { type Listed, Listing, Search } from "../store/lines";
 import type { LineOf, ReplicaLog } from "../store/logs";
@@ -31,20 +34,24 @@ function shownReplica(job: Job | null, logs: ReadonlyMap<string, ReplicaLog>): R
 
 export function LogsView({ store }: { store: JobStore }) {
   store.logsVersion.value;
-  const [wanted, setWanted] = useState<Wanted>({ text: "", how: "text" });
+  const query = url.value.searchParams;
+  const wanted = wantedOf(query);
   const line = Number(url.value.searchParams.get("line") ?? -1);
   const [follow, setFollow] = useState(line < 0);
   const job = store.job.value;
   const logs = store.logs.byReplica;
   const replica = shownReplica(job, logs);
   const listing = useMemo(() => new Listing(), [store]);
-  const search = useMemo(() => searchFor(wanted), [store, wanted]);
+  const search = useMemo(() => searchFor(wanted), [store, wanted.text, wanted.how]);
   useEffect(() => (search instanceof Search ? search.end : undefined), [search]);
   if (search instanceof Search) search.version.value;
   const listed = listing.of(replica?.id ?? null, logs);
-  const lines = search instanceof Search ? search.among(listed.lines) : listed.lines;
+  const brush = brushOf(query);
+  const times = timesOf(store.series, brush);
+  const lines = within(search instanceof Search ? search.among(listed.lines) : listed.lines, times);
   const failure = search instanceof Search ? search.error : search;
   const finds = search instanceof Search ? search : null;
+  const isPart = finds !== null || times !== null;
   return (
     <section class="panel" aria-labelledby="logs-title">
       <div class="panel-title">
@@ -57,9 +64,10 @@ export function LogsView({ store }: { store: JobStore }) {
           role={failure === null ? undefined : "alert"}
           data-testid="log-count"
         >
-          {failure ?? describe(lines.length, listed, finds !== null, logsOf(replica, logs))}
+          {failure ?? describe(lines.length, listed, isPart, logsOf(replica, logs))}
         </em>
         <div class="tools">
+          {times !== null && <Brush steps={brush} />}
           <Find wanted={wanted} change={setWanted} isWrong={failure !== null} />
           <button
             type="button"
@@ -73,6 +81,7 @@ export function LogsView({ store }: { store: JobStore }) {
           <Save store={store} replica={replica} lines={lines} finds={finds !== null} />
         </div>
       </div>
+      <NoneOfSteps times={times} lines={lines} />
       {listed.total === 0 ? (
         <Empty title="No output yet">
           <span>What the processes write to stdout and stderr appears here.</span>
@@ -81,8 +90,8 @@ export function LogsView({ store }: { store: JobStore }) {
         <VirtualRows
           count={lines.length}
           rowHeight={ROW_PX}
-          follow={follow && finds === null}
-          at={finds === null && replica !== null ? line : -1}
+          follow={follow && !isPart}
+          at={!isPart && replica !== null ? line : -1}
           onFollow={setFollow}
           label="Log lines"
           testid="log"
@@ -91,6 +100,36 @@ export function LogsView({ store }: { store: JobStore }) {
       )}
     </section>
   );
+}
+
+function NoneOfSteps({ times, lines }: { times: readonly [number, number] | null; lines: readonly LineOf[] }) {
+  if (times === null || lines.length > 0) return null;
+  return <Empty title="No such line came while these steps ran" />;
+}
+
+/** The steps whose lines are shown, and a way back to all lines. */
+function Brush({ steps }: { steps: StepRange | null }) {
+  if (steps === null) return null;
+  return (
+    <button type="button" class="btn small" onClick={() => zoomOut("step")} data-testid="log-steps">
+      Steps {integer(steps.first)} to {integer(steps.last)} ✕
+    </button>
+  );
+}
+
+const wantedOf = (query: URLSearchParams): Wanted => ({
+  text: query.get("find") ?? "",
+  how: query.get("re") === "1" ? "expression" : "text",
+});
+
+/** Changes what is looked for, which the address has. */
+const setWanted = ({ text, how }: Wanted): void =>
+  setQuery({ find: text === "" ? null : text, re: how === "expression" ? "1" : null });
+
+/** The lines that came while some steps ran; all without these. */
+function within(lines: readonly LineOf[], times: readonly [number, number] | null): readonly LineOf[] {
+  if (times === null) return lines;
+  return lines.filter(({ log, line }) => (log.times[line] ?? 0) > times[0] && (log.times[line] ?? 0) <= times[1]);
 }
 
 interface Shown {

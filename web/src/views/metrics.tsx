@@ -5,8 +5,9 @@ import { useEffect } from "preact/hooks";
 import { bytes, clock, integer, metric, plural } from "../format";
 import { palette } from "../palette";
 import { Empty, ErrorCard } from "../parts/basics";
-import { Chart, type Colour, coloursOf, crosshair, type Look, position, zoomed } from "../parts/chart";
+import { Chart, type Colour, coloursOf, crosshair, type Look, position, zoomOut } from "../parts/chart";
 import { setQuery, url } from "../router";
+import { zoomOf } from "../store/brush";
 import { jobsStore } from "../store/current";
 import { type Axis, bestOf, type Curve, curvesOf, valueAt } from "../store/curves";
 import { isTerminal, type JobStore } from "../store/job";
@@ -152,7 +153,7 @@ export function MetricsView({ store }: { store: JobStore }) {
   const all = curvesOf(store.series, store.others.shown());
   const bases = [...all.keys()].filter((base) => isWorthAChart(base, all.get(base) ?? []));
   bases.sort((a, b) => place(a) - place(b) || (a < b ? -1 : 1));
-  const zoom = zoomed.value?.axis === look.axis ? zoomed.value.range : null;
+  const zoom = zoomOf(url.value.searchParams, look.axis);
   const by = look.axis === "time" ? "time" : "step";
   return (
     <section class="panel" aria-labelledby="metrics-title">
@@ -165,14 +166,7 @@ export function MetricsView({ store }: { store: JobStore }) {
         )}
         <div class="tools">
           {zoom !== null && (
-            <button
-              type="button"
-              class="btn small"
-              data-testid="zoom-out"
-              onClick={() => {
-                zoomed.value = null;
-              }}
-            >
+            <button type="button" class="btn small" data-testid="zoom-out" onClick={() => zoomOut(look.axis)}>
               {look.axis === "step" && "Steps "}
               {position(look.axis, zoom[0])} – {position(look.axis, zoom[1])} · show all
             </button>

@@ -1,10 +1,10 @@
 /** The graph as a table: every operator with its numbers. What the canvas shows, for eyes and ears that want text. */
-import { useRef, useState } from "preact/hooks";
+import { useRef } from "preact/hooks";
 import { integer, nanos, percent } from "../format";
 import type { GraphController } from "../graph/controller";
 import { bucketOf, modulesOf } from "../graph/group";
 import { Head } from "../parts/basics";
-import { setQuery } from "../router";
+import { setQuery, url } from "../router";
 import type { Spread } from "../store/durations";
 import type { JobStore } from "../store/job";
 import type { GraphRuntime } from "../store/ops";
@@ -50,7 +50,7 @@ function rowsOf(document: GraphDocument, graph: GraphRuntime, words: readonly st
 const largest = (a: Row, b: Row): number => (b.share || 0) - (a.share || 0) || a.index - b.index;
 
 export function OperatorTable({ store, graph }: { store: JobStore; graph: GraphController }) {
-  const [text, setText] = useState("");
+  const text = url.value.searchParams.get("ops") ?? "";
   const order = useRef<HeldOrder | null>(null);
   store.opsVersion.value;
   const runtime = store.shownRuntime.value;
@@ -67,7 +67,7 @@ export function OperatorTable({ store, graph }: { store: JobStore; graph: GraphC
           placeholder="Filter by name, type, module or role"
           aria-label="Filter operators"
           value={text}
-          onInput={(event) => setText(event.currentTarget.value)}
+          onInput={(event) => setQuery({ ops: event.currentTarget.value || null })}
         />
       </div>
       <table>

@@ -15,6 +15,18 @@ import { Record } from "./record";
 
 export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean }) {
   const { store, graph, timeline } = parts;
+  useEffect(() => {
+    timeline.wantedSpan = spanOf(url.value.searchParams.get("span"));
+    let later: ReturnType<typeof setTimeout> | undefined;
+    timeline.onShown = (span) => {
+      clearTimeout(later);
+      later = setTimeout(() => setQuery({ span: span?.map(Math.round).join("-") ?? null }), SETTLED_MS);
+    };
+    return () => {
+      clearTimeout(later);
+      timeline.onShown = () => {};
+    };
+  }, [timeline]);
   useSignalEffect(() => {
     const pins = pinned();
     untracked(() => timeline.pin(pins));
@@ -55,6 +67,15 @@ export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean 
       )}
     </section>
   );
+}
+
+/** A zoom stands in the address once it has come to rest. */
+const SETTLED_MS = 300;
+
+/** "1200-5600", nanoseconds from the left edge. */
+function spanOf(text: string | null): readonly [number, number] | null {
+  const [from, to] = (text ?? "").split("-").map(Number);
+  return from !== undefined && to !== undefined && from >= 0 && to > from ? [from, to] : null;
 }
 
 function NoStep({ over }: { over: boolean }) {
