@@ -36,8 +36,10 @@ BUSY_TIMEOUT_MS = 30_000
 SQLITE_READERS = 8
 """Sessions that read a SQLite at once. The next waits its turn, as long as that takes."""
 WAL_RETRY_S = 0.01
-KEEP_ALIVE = {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5, "tcp_keepalives_count": 4}
-"""Seconds, seconds, probes: PostgreSQL's default, that of the machine, is two hours."""
+KEEP_ALIVE = {
+    "tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5, "tcp_keepalives_count": 4, "tcp_user_timeout": 30_000,
+}  # fmt: skip
+"""Seconds, seconds, probes, milliseconds: PostgreSQL's default, that of the machine, is two hours."""
 WAL_PAGES = 16_384
 """Of the write-ahead log, 64 MiB: with more a commit copies them itself, if `checkpoint` has not before."""
 LAST_AT_ONCE = 16
@@ -248,7 +250,10 @@ class Database:
         if self.is_sqlite:
             yield
             return
-        self._holder = await self._take_lock()
+        try:
+            self._holder = await self._take_lock()
+        except (OSError, DBAPIError) as error:
+            raise _away(error) from error
         if self._holder is None:
             where = self.engine.url.render_as_string(hide_password=True)
             raise DatabaseInUse(
@@ -356,15 +361,13 @@ def _away(error: Exception) -> DatabaseAway:
 
 
 def _on_postgresql_connect(connection: Any, _record: Any) -> None:
-    """Wait for commits to be in the log: what was answered is not lost, whatever the default of the database is.
-
-    And have the database notice within half a minute that this machine is gone: it holds the lock until then.
-    """
+    """Wait for commits to be in the log, whatever the database's default; notice a machine that is gone in 30 s."""
     cursor = connection.cursor()
     setting = "synchronous_commit"
     cursor.execute(f"SELECT set_config('{setting}', 'on', false) WHERE current_setting('{setting}') = 'off'")
     for setting, value in KEEP_ALIVE.items():
-        cursor.execute(f"SELECT set_config('{setting}', '{value}', false)")
+        known = f"WHERE current_setting('{setting}', true) IS NOT NULL"
+        cursor.execute(f"SELECT set_config('{setting}', '{value}', false) {known}")
     cursor.close()
     connection.commit()
 

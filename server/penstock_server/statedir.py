@@ -16,7 +16,8 @@ from filelock import FileLock, Timeout
 from penstock.errors import Unavailable
 from penstock.process.private import make_private, write_private
 
-FILES = frozenset({"server.lock", "server.json", "admin.token", "pepper.key", "penstock.db", "jobs", "snapshots"})
+ADDRESS = "server.json"
+FILES = frozenset({"server.lock", ADDRESS, "admin.token", "pepper.key", "penstock.db", "jobs", "snapshots"})
 """Of these one is there in a folder that a server used before."""
 
 
@@ -45,6 +46,7 @@ def locked(folder: Path) -> Iterator[Path]:
         ) from error
     try:
         path.write_text(f"{os.getpid()}\n")
+        (folder / ADDRESS).unlink(missing_ok=True)  # of a server that is gone: another program may listen there by now
         for file in folder.glob("penstock.db*"):  # a server of before may have made it when others could look in
             file.chmod(0o600)
         yield folder
@@ -52,14 +54,19 @@ def locked(folder: Path) -> Iterator[Path]:
         lock.release()
 
 
+def was_used(folder: Path) -> bool:
+    """Return whether a server has ever led with this folder."""
+    return (folder / "pepper.key").exists()
+
+
 def read_address(folder: Path) -> str | None:
-    """Return the URL of the server that leads, or led last; None if none has yet."""
+    """Return the URL of the server that leads, None while none does."""
     try:
-        return str(json.loads((folder / "server.json").read_text(encoding="utf-8"))["url"])
+        return str(json.loads((folder / ADDRESS).read_text(encoding="utf-8"))["url"])
     except (OSError, ValueError, KeyError):
         return None
 
 
 def write_address(folder: Path, url: str) -> None:
     """Write where the server listens to `server.json`, so that a command on this machine finds it."""
-    write_private(folder / "server.json", json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+    write_private(folder / ADDRESS, json.dumps({"url": url, "pid": os.getpid()}) + "\n")
