@@ -246,3 +246,23 @@ def test_what_is_no_error_of_the_exchange_surfaces_too(opened: Make) -> None:
     trainer.send("w@GRAD", ["nowhere"], [0], ones())
     with pytest.raises(Bug, match="KeyError"):
         trainer.close()
+
+
+def test_flush_sends_what_waits_and_merges_go_on(opened: Make) -> None:
+    servers = FakeServers(zeros())
+    trainer = opened(AsyncCommunicator, servers, replace(SETTINGS, max_merge_var_num=3, merge_wait_s=1e6))
+    for value in (1.0, 2.0):
+        trainer.send("w@GRAD", ["w"], [0], ones(value))
+    trainer.flush()
+    assert [value.tolist() for _, value in servers.pushes] == [[3, 3]]
+    trainer.send("w@GRAD", ["w"], [0], ones())
+    assert trainer.queue_depths() == {"w@GRAD": 1}, "not sent alone"
+
+
+def test_a_flush_that_fails_raises(opened: Make) -> None:
+    servers = FakeServers(zeros())
+    servers.before_push = away
+    trainer = opened(AsyncCommunicator, servers, replace(SETTINGS, max_merge_var_num=3, merge_wait_s=1e6))
+    trainer.send("w@GRAD", ["w"], [0], ones())
+    with pytest.raises(Unavailable, match="host:1 is away"):
+        trainer.flush()

@@ -268,3 +268,16 @@ def test_an_old_value_of_other_sizes_is_refused(sizes: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="have other sizes"):
         incoming(parameter, old, None, torch.ones(4, 2))
     assert parameter.eq(1).all() and old.eq(0).all()
+
+
+def test_flush_sends_the_steps_so_far_and_training_goes_on(opened: Make) -> None:
+    servers = FakeServers(zeros(), geo=True)
+    trainer = opened(GeoCommunicator, servers, push_every=10)
+    parameter = ones(0.0)[0]
+    trainer.recv("w", ["w"], [0], [parameter])
+    geo_steps(trainer, parameter, 13)
+    trainer.flush()
+    assert torch.allclose(servers.values["w"], parameter, rtol=0, atol=1e-12)
+    geo_steps(trainer, parameter, 4)
+    trainer.close()
+    assert torch.allclose(servers.values["w"], parameter, rtol=0, atol=1e-12)

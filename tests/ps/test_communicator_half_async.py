@@ -244,3 +244,14 @@ def test_threads_that_all_arrived_are_awaited_without_limit(opened: Make) -> Non
     for thread in (other, waiting):
         joined(thread)
     assert not errors and not other_errors
+
+
+def test_flush_sends_a_round_that_waits_for_others(opened: Make) -> None:
+    servers = FakeServers(zeros())
+    trainer = opened(HalfAsyncCommunicator, servers)
+    trainer.set_participants(2)
+    trainer.send("w@GRAD", ["w"], [0], ones())
+    trainer.flush()
+    assert [value.tolist() for _, value in servers.pushes] == [[1, 1]]
+    trainer.send("w@GRAD", ["w"], [0], ones())
+    assert trainer.queue_depths() == {"w": 1}, "rounds wait for both again"

@@ -63,6 +63,15 @@ class Remotes:
             raise Bug(f"the steps of the remote {descriptor!r} are those of one thread, but several have met for one")
         return found
 
+    def flush(self, descriptor: str) -> None:
+        """Send what waits in the communicator of a descriptor; nothing if none is open. Raises the exchange's error."""
+        from penstock.ps.communicators.base import OverServers  # as in `communicate`
+
+        with self._lock:
+            found = self._open.get(descriptor)
+        if isinstance(found, OverServers):
+            found.flush()
+
     def close(self, descriptor: str) -> None:
         """Close a remote, if it is open."""
         with self._lock:

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from penstock import identity
+from penstock.errors import Unavailable
 from penstock.identity import Variables
 from penstock.protocol import preemption
 
 _log = logging.getLogger(__name__)
+_POLL_S = 0.05
+_pause = threading.Event()  # never set
 
 
 class Preempted(SystemExit):
@@ -49,16 +54,38 @@ class PreemptionNotice:
         """Whether this process is asked to save and to end."""
         return self._path is not None and os.path.exists(self._path)
 
-    def end(self, step: int) -> Preempted:
-        """Answer that a checkpoint of a step is written; return what is to be raised.
+    def end(self, saved_step: Callable[[], int | None], own_step: int) -> Preempted:
+        """Answer which step's checkpoint is written, once one is; return what is to be raised.
 
-        An answer that cannot be written is logged: the checkpoint is found without it.
+        `saved_step`: returns that step, None until then. `own_step`: how many steps this process has made. Raises
+        Unavailable if none is written while the notice lasts. An answer that cannot be written is logged: the
+        checkpoint is found without it.
         """
+        step = self._wait(saved_step)
+        if step is None:
+            raise Unavailable(
+                f"the checkpoint with this process's part, after {own_step} steps, was not written while the notice of "
+                "the preemption lasted. The next attempt resumes from the one before. If trainer 0 has failed, its log "
+                "says why; else checkpoint.preempt_grace_s has to hold two steps and a checkpoint",
+                step=own_step,
+            )
         try:
             if self._path is not None:
                 with self._path.open("ab") as file:
                     file.write(preemption.encode_answer(step))
         except OSError as error:
             _log.error("the agent does not learn that step %d was saved before the preemption: %s", step, error)
-        _log.info("preempted: this process ends after step %d, whose checkpoint is written", step)
+        _log.info("preempted: this process ends, with a checkpoint of step %d", step)
         return Preempted(step)
+
+    def _wait(self, saved_step: Callable[[], int | None]) -> int | None:
+        while (step := saved_step()) is None and self._lasts():
+            _pause.wait(_POLL_S)
+        return saved_step() if step is None else step  # the last one may have come with the end of the notice
+
+    def _lasts(self) -> bool:
+        try:
+            found = preemption.decode(self._path.read_bytes()) if self._path is not None else None
+        except FileNotFoundError:  # withdrawn: another process has failed
+            return False
+        return found is not None and time.clock_gettime(time.CLOCK_BOOTTIME) < found.until

@@ -160,6 +160,7 @@ class CheckpointManager:
             self._team_found = team_of(self.program, self.directory)
             if self._team_found.kind == "collective":
                 self.program.after_steps_without_rows[self._team_found] = self._without_rows
+            if self._team_found.kind != "local":
                 atexit.register(self._at_exit)  # before the group's own, which joins
         return self._team_found
 
@@ -178,7 +179,7 @@ class CheckpointManager:
             if this_process.group is not None:
                 this_process.group.check()
             self.close()
-        except PenstockError as error:
+        except (PenstockError, OSError) as error:
             _log.error("%s", error)
 
     @property
@@ -241,6 +242,8 @@ class CheckpointManager:
         """
         begin = time.perf_counter()
         self._open()
+        if self._ends:
+            self.team.flush()
         position = self._stands if position is None else position
         state = self._state(position).text()
         self._position = position
@@ -253,7 +256,7 @@ class CheckpointManager:
         self._background.check()  # of the one before; the ranks of a job have all begun this one
         if self._ends:
             self.close()
-            raise self._notice.end(self._steps)
+            raise self._notice.end(lambda: self.team.saved_step(state, self._steps), self._steps)
 
     def _state(self, position: Any) -> RankState:
         steps, seed = self.scope.steps(self.program), resolved_seed(self.program)

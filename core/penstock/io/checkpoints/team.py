@@ -66,6 +66,9 @@ class Team:
         """
         return is_asked
 
+    def flush(self) -> None:
+        """Bring to its servers what this rank has trained, before the last checkpoint of a preempted training."""
+
     def hand_in(self, mine: str) -> Collect:
         """Give this rank's text for the next checkpoint. Raises what the first rank has met since the last call."""
         return lambda: [mine]
@@ -86,6 +89,13 @@ class Team:
 
     def broadcast(self, tensors: list[torch.Tensor]) -> None:
         """Give every rank the tensors of the first one."""
+
+    def saved_step(self, mine: str, step: int) -> int | None:
+        """Return the step of the checkpoint that has this rank's text, once it is closed; None: of none so far.
+
+        `mine`: what this rank has handed in, after `step` steps of its own.
+        """
+        return step
 
     def close(self, last: str) -> None:
         """End, with this rank's last text. Waits until what it has handed in is written, and raises if it is not."""

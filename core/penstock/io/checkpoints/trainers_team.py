@@ -11,7 +11,8 @@ In the other modes trainers have no common step, so the latest text of each is t
 
 A preemption is agreed on in the same folder. In sync mode a trainer that has the notice says so once; when all have, or
 have ended, trainer 0 names the next round as the last one before it pushes to it, so no other trainer has finished it.
-In the other modes each trainer ends after the step that it is at, and trainer 0 saves once all others have.
+In the other modes each trainer ends after the step that it is at, when servers have all that it has trained; trainer 0
+saves once all others have. Another trainer reports a checkpoint when it finds its text in it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import SpecError
-from penstock.io.checkpoints.record import Collect, Kind
+from penstock.io.checkpoints.reading import places
+from penstock.io.checkpoints.record import Collect, Kind, rank_file
 from penstock.io.checkpoints.server_parts import check_origins
 from penstock.io.checkpoints.team import Schedule, Team
 from penstock.io.saves.manifest import ServersPart
@@ -121,6 +123,10 @@ class TrainersTeam(Team):
         """Return the newest incarnation of each trainer that the servers know."""
         return self._client.links[0].origin("").epochs
 
+    def flush(self) -> None:
+        if not self._is_sync:
+            remotes.flush(str(self._descriptor))
+
     def hand_in(self, mine: str) -> Collect:
         number = self._round
         if not self._knows_words:
@@ -168,7 +174,7 @@ class TrainersTeam(Team):
     def _left(self) -> list[tuple[int, int, Path]]:
         return [
             (int(match[1]), int(match[2]), path)
-            for path in self._folder.iterdir()
+            for path in (self._folder.iterdir() if self._folder.is_dir() else ())
             if (match := _HANDED_IN.fullmatch(path.name))
         ]
 
@@ -178,7 +184,7 @@ class TrainersTeam(Team):
         A trainer 0 that is started again in its place needs what others have left since, of whom some have ended. Of
         this run is what an incarnation has left that the servers know as its trainer's newest.
         """
-        for rank, _, path in self._left() if self._folder.is_dir() else ():
+        for rank, _, path in self._left():
             with suppress(FileNotFoundError):  # its trainer has been faster
                 if _read(path)["epoch"] != epochs.get(rank):
                     path.unlink()
@@ -204,9 +210,21 @@ class TrainersTeam(Team):
         if not self._knows_words:
             self._forget_others(origins[self._descriptor.endpoints[0]].epochs)
 
+    def saved_step(self, mine: str, step: int) -> int | None:
+        if not self.rank:
+            return step
+        for place in places(self._folder):
+            with suppress(FileNotFoundError):  # removed since
+                if (self._folder / place.name / rank_file(self.rank)).read_text(encoding="utf-8") == mine:
+                    return place.step
+        return None
+
     def close(self, last: str) -> None:
         if self.rank:
-            self._leave(_LAST, last)
+            try:
+                self.flush()
+            finally:
+                self._leave(_LAST, last)
         elif self._folder.is_dir():
             self._forget(_LAST)
             for name in (_ENDS, *(_READY.format(rank) for rank in range(1, self.num_ranks))):

@@ -152,6 +152,16 @@ class AsyncCommunicator(OverServers):
         with self._lock:
             return self._queues.depths()
 
+    def flush(self) -> None:
+        """Send what waits; return when the servers have it. Raises the background's error."""
+        with self._lock:
+            self._check()
+            self._queues.flush()
+            self._work.notify_all()
+            self._work.wait_for(lambda: self._queues.is_sent or self._failure.happened)
+            self._queues.flush(ends=not self._is_closed)
+        self._failure.check()
+
     def close(self) -> None:
         """Send what waits, leave the servers, end. Raises the background's error if no call has raised it yet.
 

@@ -224,6 +224,13 @@ class OverServers:
         """Pull each block into `out[i]`."""
         raise NotImplementedError
 
+    def flush(self) -> None:
+        """Send what waits; return when the servers have it. Between two steps of this process; the exchange goes on.
+
+        Raises the background's error.
+        """
+        raise NotImplementedError
+
     def _queue(self, target: Location, gradient: LocalGradient) -> None:
         raise NotImplementedError
 

@@ -141,6 +141,15 @@ class GeoCommunicator(OverServers):
         with self._lock:
             return {name: self._local.steps(name) for name in self._variables}
 
+    def flush(self) -> None:
+        """Send the steps since the last exchange; return when the servers have them. Raises the first error."""
+        with self._lock:
+            self._check()
+            states = list(self._variables.values())
+        for state in states:
+            self._finish(state)
+        self._failure.check()
+
     def close(self) -> None:
         """Send the steps that are left, leave the servers, end. Raises the first error."""
         with self._lock:

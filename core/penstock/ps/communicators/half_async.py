@@ -286,6 +286,18 @@ class HalfAsyncCommunicator(OverServers):
             depths[key] = depths.get(key, 0) + num
         return depths
 
+    def flush(self) -> None:
+        """Send what was given, also of rounds that wait for other threads. Raises the background's error.
+
+        A thread between two steps has given nothing that waits in native code: its step ends with its round.
+        """
+        with self._lock:
+            self._check()
+            self._steps.close_rounds()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._steps.are_closed_done or self._failure.happened)
+        self._failure.check()
+
     def close(self) -> None:
         """Send what was given, leave the servers, end. Raises the background's error if no call has raised it yet."""
         with self._lock:

@@ -66,9 +66,9 @@ class SendQueues(Generic[T]):
         """What was taken of a variable is sent."""
         self._queues[variable].is_busy = False
 
-    def flush(self) -> None:
-        """From now on everything that waits is due."""
-        self._is_flushing = True
+    def flush(self, *, ends: bool = False) -> None:
+        """From now on everything that waits is due; with `ends` no longer."""
+        self._is_flushing = not ends
 
     def due_at(self) -> float:
         """When `take` will have something, if nothing else comes; infinity for never."""
@@ -78,6 +78,11 @@ class SendQueues(Generic[T]):
     def is_empty(self) -> bool:
         """Whether no gradient waits. What was taken does not count."""
         return not any(q.waiting for q in self._queues.values())
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether no gradient waits, and none is being sent."""
+        return not any(q.waiting or q.is_busy for q in self._queues.values())
 
     def depths(self) -> dict[str, int]:
         """Return the number of gradients that wait, by variable."""
@@ -138,8 +143,17 @@ class LockStep(Generic[T]):
         """Set the number of participants from now on; leaves of before are forgotten."""
         self.num_participants = num_participants
         self._left.clear()
+        self.close_rounds()
+
+    def close_rounds(self) -> None:
+        """From now on the rounds that are open wait for no gradient, and take none."""
         for state in self._variables.values():
             state.began = state.taken + len(state.open)
+
+    @property
+    def are_closed_done(self) -> bool:
+        """Whether the rounds that `close_rounds` has closed are done."""
+        return all(state.done >= state.began for state in self._variables.values())
 
     def give(self, variable: str, who: Hashable, gradient: T) -> None:
         """A participant's gradient. One that had left takes part again."""
