@@ -134,7 +134,7 @@ def test_the_guard_loads_the_standard_library_only() -> None:
     of_protocol = ["penstock.protocol", "penstock.protocol.preemption"]
     library = ["penstock", "penstock.log", "penstock.openmp", "penstock.process", *of_process, *of_protocol]
     library.append("penstock.version")
-    worker = ["penstock_worker", *(f"penstock_worker.{part}" for part in ("accounts", "guard", "lease"))]
+    worker = ["penstock_worker", *(f"penstock_worker.{part}" for part in ("accounts", "guard", "lease", "notices"))]
     assert result.stdout.split() == [*library, *worker]
 
 

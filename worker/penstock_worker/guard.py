@@ -34,9 +34,7 @@ from typing import Any, NoReturn
 
 from penstock.process import cell, proc
 from penstock.process.hiding import hide
-from penstock.process.private import read_private
-from penstock.protocol import preemption
-from penstock_worker import lease
+from penstock_worker import lease, notices
 from penstock_worker.accounts import Account, privately
 
 ORDER, STARTED, EXIT, LOG, LOCK = "guard-order.json", "guard.json", "exit.json", "log", "guard.lock"
@@ -51,7 +49,7 @@ class Order:
     """What to run. `lease`: path of the lease file, or ''; `lease_end`: boot time of its end, until it is read.
 
     `hidden`: paths that it is not to see. `limits`: fields of `cell.Limits`; `name`: of its control group.
-    `account`: fields of the `Account` that it runs as; None: the guard's own user. `notice`: path of a preemption's.
+    `account`: fields of the `Account` that it runs as; None: the guard's own user. `notice`: path of `notices.FILE`.
     """
 
     argv: list[str]
@@ -195,7 +193,7 @@ def _run(folder: Path, order: Order, bounds: cell.Cell) -> tuple[State, Outcome]
         return State(Phase.DONE), failure
     _write_started(folder, pid, bounds.note())
     state, outcome, lease_end = State(), Outcome(), order.lease_end if order.lease else math.inf
-    main_alive = True
+    main_alive, notice_end = True, math.inf
     while state.phase is not Phase.DONE:
         ask = _wait(WATCH_S if state.phase is Phase.RUNNING and main_alive else END_S)
         main_alive = _reap(pid, outcome) and main_alive
@@ -204,17 +202,21 @@ def _run(folder: Path, order: Order, bounds: cell.Cell) -> tuple[State, Outcome]
         # The walk over /proc is only needed when the replica ends.
         below = proc.descendants(os.getpid()) if not main_alive or state.phase is not Phase.RUNNING else []
         others = any(child != pid for child in below)
-        facts = Facts(lease.now(), main_alive, others, ask, lease_end, _notice_end(order.notice))
+        notice_end = end_of_notice(order.notice, notice_end)
+        facts = Facts(lease.now(), main_alive, others, ask, lease_end, notice_end)
         state, number = step(state, facts, stop_grace_s=order.stop_grace_s)
         if number is not None:
             proc.send(proc.descendants(os.getpid()), number)
     return state, outcome
 
 
-def _notice_end(path: str) -> float:
-    """Return when the notice of a preemption ends, on the clock of leases; infinity without one."""
-    found = preemption.decode(read_private(Path(path))) if path else None
-    return math.inf if found is None else found.until
+def end_of_notice(path: str, before: float) -> float:
+    """Return when the notice of a preemption ends, on the clock of leases; infinity without one.
+
+    `before`: what was read last. A notice that was given stays, whatever becomes of the file.
+    """
+    found = notices.read(Path(path)) if path else None
+    return before if found is None else min(before, found.until)
 
 
 def _write_started(folder: Path, child: int | None, limits: str = "") -> None:

@@ -169,7 +169,8 @@ class Relay:
 
     def abandon(self) -> None:
         """Close the connections that `close` has not seen the ends of, and remove what it leaves."""
-        self.notice_path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the job may have made something else of it
+            self.notice_path.unlink()
         for task in self._reading:
             task.cancel()
 

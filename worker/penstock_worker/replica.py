@@ -1,8 +1,9 @@
 """One replica on this node: its folder, its guard, its log and its telemetry socket.
 
 Folder (0700), named by the replica's id: `replica.json` the order of the server · `guard-order.json` · `guard.json` who
-guards it · `log` stdout and stderr · `exit.json` how it ended · `work/` the working folder. The folder is the truth:
-an agent that restarts finds its replicas there (`adopt`), by pid, start time and boot id.
+guards it · `log` stdout and stderr · `exit.json` how it ended · `preemption.json` its notice, if it was given one ·
+`work/` the working folder. The folder is the truth: an agent that restarts finds its replicas there (`adopt`), by pid,
+start time and boot id.
 """
 
 from __future__ import annotations
@@ -27,13 +28,12 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.process import cell, proc
 from penstock.process.end import open_process_end
 from penstock.process.group import ProcessGroup
-from penstock.process.private import read_private
 from penstock.protocol import contract, preemption
 from penstock.protocol.agent import Desired, Preemption, ReplicaReport
 from penstock.protocol.environment import passes_from_node
 from penstock.protocol.states import NOT_SAVED, PREEMPTED, SAVED_AT
 from penstock.settings import CHECKPOINT_DIR, CHECKPOINT_EVERY_STEPS, CHECKPOINT_KEEP, PS_LEASE_S
-from penstock_worker import guard, lease, ports, relay, snapshots, statedirs
+from penstock_worker import guard, lease, notices, ports, relay, snapshots, statedirs
 from penstock_worker.accounts import PRIVATE, WAY, Account, privately
 from penstock_worker.background import in_thread
 from penstock_worker.buffer import FrameBuffer
@@ -72,7 +72,7 @@ class Replica:
         self.draining = False
         self.confirmed = False
         self.stopping = False
-        self.noticed = False  # it was asked to save and to end
+        self.notice: preemption.Notice | None = None  # that it was given: to save and to end
         self.preempted_by = ""  # why its node leaves, if it is ended for that
         self.log = LogTail(folder / guard.LOG)
         self.frames = FrameBuffer(stream=desired.stream, epoch=desired.epoch, name=secrets.token_hex(8))
@@ -173,7 +173,7 @@ class Replica:
             "limits": {} if self.desired.limits is None else self.desired.limits.model_dump(),
             "name": self.desired.replica_id,
             "account": None if account is None else asdict(account),
-            "notice": str(self.relay.notice_path),
+            "notice": str(self.folder / notices.FILE),
         }
         lease.write_json(self.folder / guard.ORDER, order)
 
@@ -230,7 +230,7 @@ class Replica:
             _log.warning("the end of replica %s could not be written: %s", self.desired.replica_id, error)
         self.ended_at = lease.now()
         self.draining = True
-        fields = _preempted(fields, self.preempted_by, preemption.decode(read_private(self.relay.notice_path)))
+        fields = how_it_ended(fields, self.preempted_by, self.notice, notices.answer(self.relay.notice_path))
         update = {name: fields[name] for name in ("state", "exit_code", "signal", "detail")}
         self._set(self.report.model_copy(update=update))  # before the first await: a cancelled task must not lose it
         try:
@@ -269,16 +269,23 @@ class Replica:
     def preempt(self, order: Preemption) -> None:
         """Ask the replica to save and to end by itself. One that does not run yet is stopped. Returns at once.
 
-        From here on its guard sees to the end of the notice, also without this agent.
+        From here on its guard sees to the end of the notice, also without this agent; so a replica whose guard is of an
+        agent of before notices is stopped.
         """
         try:
-            if self.report.state == "RUNNING":
-                self.relay.give_notice(preemption.encode(lease.now() + order.grace_s, order.why))
-                self.noticed = True
+            if self.report.state == "RUNNING" and self._guard_heeds_notices():
+                content = preemption.encode(lease.now() + order.grace_s, order.why)
+                notices.write(self.folder, content)
+                self.relay.give_notice(content)
+                self.notice = preemption.decode(content)
                 return
         except OSError as error:  # a full disk
             _log.warning("replica %s is stopped without a notice: %s", self.desired.replica_id, error)
         self.stop()
+
+    def _guard_heeds_notices(self) -> bool:
+        order = _read(self.folder / guard.ORDER) or {}
+        return order.get("notice") == str(self.folder / notices.FILE)
 
     def forget(self) -> None:
         """Remove the folder. Only for a replica that has ended."""
@@ -293,7 +300,7 @@ class Replica:
         """
         self.relay.account = account
         started = _read(self.folder / guard.STARTED)
-        self.noticed = self.relay.notice_path.exists()
+        self.notice = notices.read(self.folder / notices.FILE)
         self.relay.recall()
         if (self.folder / guard.EXIT).exists():
             await self._end(self._read_exit())
@@ -317,10 +324,18 @@ def load(folder: Path) -> Desired | None:
         return None
 
 
-def _preempted(fields: dict[str, Any], why: str, notice: preemption.Notice | None) -> dict[str, Any]:
-    """Return how a replica ended, where it was preempted. `why`: its node leaves, or ''; `notice`: that it got."""
-    if notice is not None and notice.saved is not None:
-        return {**fields, "state": "KILLED", "detail": f"{SAVED_AT}{notice.saved}"}
+def how_it_ended(
+    fields: dict[str, Any], why: str, notice: preemption.Notice | None, saved: int | None
+) -> dict[str, Any]:
+    """Return how a replica ended, where it was preempted.
+
+    `why`: its node leaves, or ''. `notice`: that this agent, or its former run, has given; `saved`: what its processes
+    say that they answered, which counts only with a notice. A training that has completed meanwhile has completed.
+    """
+    if fields["state"] == "EXITED" and fields["exit_code"] == 0:
+        return fields
+    if notice is not None and saved is not None:
+        return {**fields, "state": "KILLED", "detail": f"{SAVED_AT}{saved}"}
     if fields["state"] != "KILLED" or not (why or notice):
         return fields
     if notice is None:
@@ -331,7 +346,7 @@ def _preempted(fields: dict[str, Any], why: str, notice: preemption.Notice | Non
 def life(replica: Replica) -> Life:
     """Return how far a replica is, as `reconcile` needs it."""
     if not replica.report.terminal:
-        running = Life.NOTICED if replica.noticed else Life.ALIVE
+        running = Life.ALIVE if replica.notice is None else Life.NOTICED
         return Life.STOPPING if replica.stopping else running
     relayed = replica.log.settled and replica.frames.empty
     if replica.confirmed and (relayed or lease.now() - replica.ended_at > KEEP_UNACKED_S):

@@ -9,12 +9,15 @@
 4. The agent reports the step (`states.SAVED_AT`). At the notice's end the guard ends what still runs by SIGTERM, and by
    SIGKILL after `stop_grace_s`, whether an agent lives or not.
 
-The file holds a line of JSON for the notice and one for each answer; it goes with the replica's folder.
+The file holds a line of JSON for the notice and one for each answer. It is the job's, which may put anything there: to
+the processes it is a notice by being there, and only answers are read from it. Agent and guard go by a file of the
+agent's own with the same first line (`penstock_worker.notices`). Both go with the replica's folder.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +26,19 @@ STATUS = 75
 """Exit status of a process that has saved and ended for a notice: EX_TEMPFAIL of sysexits.h, which is tried again."""
 
 
+MAX_BYTES = 4096
+"""So much of either file is read: a notice and about 60 answers."""
+
+MAX_WHY_CHARS = 500
+MAX_STEP = 10**18
+
+
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """`until`: when the replica is ended, seconds of CLOCK_BOOTTIME. `saved`: the step of the answer, None without."""
+    """`until`: when the replica is ended, seconds of CLOCK_BOOTTIME. `why`: for people."""
 
     until: float
     why: str
-    saved: int | None = None
 
 
 def notice_path(socket: str | Path) -> Path:
@@ -38,8 +47,8 @@ def notice_path(socket: str | Path) -> Path:
 
 
 def encode(until: float, why: str) -> bytes:
-    """Return the content of a notice."""
-    return _line({"until": until, "why": why})
+    """Return the content of a notice. A long `why` is cut, so that answers stay within `MAX_BYTES`."""
+    return _line({"until": until, "why": why if len(why) <= MAX_WHY_CHARS else why[: MAX_WHY_CHARS - 1] + "…"})
 
 
 def encode_answer(step: int) -> bytes:
@@ -48,23 +57,32 @@ def encode_answer(step: int) -> bytes:
 
 
 def decode(content: bytes) -> Notice | None:
-    """Return what a file holds, None if it is no notice. Other lines are skipped: a script may have written them."""
-    first, *others = content.split(b"\n")
-    fields = _fields(first)
+    """Return the notice that a file holds, None if it holds none. Never raises, whatever the bytes are."""
+    fields = _fields(content[:MAX_BYTES].split(b"\n", 1)[0])
     until, why = fields.get("until"), fields.get("why")
-    if not isinstance(until, float | int) or not isinstance(why, str):
+    if not isinstance(until, int | float) or isinstance(until, bool) or not isinstance(why, str):
         return None
-    answers = [step for line in others if type(step := _fields(line).get("saved")) is int and step >= 0]
-    return Notice(float(until), why, answers[-1] if answers else None)
+    try:
+        end = float(until)
+    except OverflowError:
+        return None
+    return Notice(end, why) if math.isfinite(end) else None
+
+
+def decode_answer(content: bytes) -> int | None:
+    """Return the step of the last answer in a file, None without one. Never raises, whatever the bytes are."""
+    found = [_fields(line).get("saved") for line in content[:MAX_BYTES].split(b"\n")]
+    steps = [step for step in found if type(step) is int and 0 <= step < MAX_STEP]
+    return steps[-1] if steps else None
 
 
 def _line(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields).encode() + b"\n"
+    return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def _fields(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or nested too deep
         return {}
     return found if isinstance(found, dict) else {}

@@ -120,9 +120,7 @@ def test_a_noticed_training_saves_answers_and_exits_with_75(tmp_path: Path, noti
     found = newest(tmp_path / "c", strict=True, sets_aside=False)
     assert found is not None
     assert (found.record.step, found.ranks()[0].position) == (3, {"batch": 3})
-    decoded = preemption.decode(path.read_bytes())
-    assert decoded is not None
-    assert decoded.saved == 3
+    assert preemption.decode_answer(path.read_bytes()) == 3
     with pytest.raises(UserError, match="was closed"):
         manager.step()
 
@@ -150,9 +148,7 @@ def test_a_checkpoint_that_fails_is_no_answer(tmp_path: Path, notice: Notice) ->
     manager.at_phase = full
     with pytest.raises(Unavailable, match="no space left"):
         manager.step()
-    decoded = preemption.decode(path.read_bytes())
-    assert decoded is not None
-    assert decoded.saved is None
+    assert preemption.decode_answer(path.read_bytes()) is None
 
 
 class Ends:
@@ -245,5 +241,4 @@ class Preempted(Job):
 
     def saved(self) -> list[int | None]:
         """Return the steps that the trainers have answered."""
-        found = [preemption.decode(preemption.notice_path(path).read_bytes()) for path in self._sockets]
-        return [None if one is None else one.saved for one in found]
+        return [preemption.decode_answer(preemption.notice_path(path).read_bytes()) for path in self._sockets]
