@@ -214,3 +214,32 @@ def test_a_notice_without_a_folder_of_checkpoints_saves(begin: Begin, tmp_path: 
     other.result()
     first_steps.shutdown()
     assert newest(tmp_path / "c", strict=True, sets_aside=False) is not None
+
+
+def test_another_trainer_saves_after_the_end_of_trainer_0(begin: Begin, tmp_path: Path) -> None:
+    job = begin("sync")
+    first, second = both(job)
+    first.ends()
+    job.preempt(1)
+    assert until_preempted(second, iter(range(1, 5))) == [1, 2]
+    found, values = left(tmp_path / "c")
+    assert [state.position for state in found.ranks()] == [{"trainer": 0, "batch": 1}, {"trainer": 1, "batch": 3}]
+    assert (found.record.step, job.saved_by(1)) == (3, 3)
+    assert not [*(tmp_path / "c").glob("handed-in.*"), *(tmp_path / "c").glob("ends-after*")]
+    second.exe.close()
+    job.close()
+    assert values["w"].tolist() == pytest.approx([-(0.5 + 2 + 3)] * 3), "the mean of both, then trainer 1's"
+    again = begin("sync")
+    starts = [again.noticed(index).manager.restore() for index in range(2)]
+    assert [None if one is None else one.step for one in starts] == [1, 3]
+
+
+def test_trainers_go_on_without_trainer_0_and_common_steps(begin: Begin, tmp_path: Path) -> None:
+    job = begin("async")
+    first, second = both(job)
+    first.ends()
+    job.preempt(1, until=1.0)
+    for number in range(1, 4):
+        second.step(number)
+    assert job.saved_by(1) is None
+    assert newest(tmp_path / "c", strict=True, sets_aside=False) is None

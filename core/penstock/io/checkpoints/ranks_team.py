@@ -12,6 +12,7 @@ step, before it begins it; no other rank can finish that one before.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +26,9 @@ from penstock.distributed.trainer_group import TrainerGroup
 from penstock.errors import Unavailable
 from penstock.io.checkpoints.record import Collect, Kind
 from penstock.io.checkpoints.team import Schedule, Team
+from penstock.log import warn_once
 
+_log = logging.getLogger(__name__)
 _POLL_S = 0.005
 WAIT_S = 300.0
 """So long a rank may be behind another one when a checkpoint is made."""
@@ -63,6 +66,8 @@ class RanksTeam(Team):
             if not self._is_ready:
                 self._set(f"preempted/{self.rank}", "ready")
                 self._is_ready = True
+            if self._has("closed"):
+                warn_once(_log, "rank 0 has closed its CheckpointManager: no rank saves for the preemption", self)
             return self._has(f"ends/{steps}")
         if self._last_step is None and self._all_are_ready():
             self._last_step = steps + 1

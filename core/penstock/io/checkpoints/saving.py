@@ -141,7 +141,7 @@ class CheckpointManager:
         self._check_open()
         if is_server(self.program):
             raise SpecError("a parameter server saves when the trainers do; it only restores")
-        if self._writer is None and self.team.rank == 0:
+        if self._writer is None and self.team.writes:
             fence = Fence(self.directory)
             clear_up(fence)
             self._writer = Writer(fence, self._retention, self._reached)

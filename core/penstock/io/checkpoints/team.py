@@ -55,6 +55,11 @@ class Team:
     rank: int = 0
     num_ranks: int = 1
 
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes the checkpoint for all."""
+        return self.rank == 0
+
     def is_due(self, schedule: Schedule, steps: int) -> bool:
         """Whether all ranks save now, after `steps` steps of this one; all come to the same answer."""
         return schedule.by_steps(steps) or schedule.by_time()

@@ -13,6 +13,9 @@ A preemption is agreed on in the same folder. In sync mode a trainer that has th
 have ended, trainer 0 names the next round as the last one before it pushes to it, so no other trainer has finished it.
 In the other modes each trainer ends after the step that it is at, when servers have all that it has trained; trainer 0
 saves once all others have. Another trainer reports a checkpoint when it finds its text in it.
+
+If trainer 0 has ended, the first trainer that has not names the last round and writes, in sync mode. In the other modes
+steps of two trainers do not compare, and its checkpoint could count as older than the last one: none is written.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from penstock.io.checkpoints.record import Collect, Kind, rank_file
 from penstock.io.checkpoints.server_parts import check_origins
 from penstock.io.checkpoints.team import Schedule, Team
 from penstock.io.saves.manifest import ServersPart
+from penstock.log import warn_once
 from penstock.program.program import Program
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicator import descriptor_of, remotes
@@ -65,9 +69,13 @@ class TrainersTeam(Team):
         self._epoch = TrainerSettings.from_environ().epoch
         self._is_ready = False  # this trainer has said that it has the notice
         self._last_round: int | None = None  # of a preempted training, on trainer 0
+        self._writes = self.rank == 0
         self._knows_words = self.rank > 0  # what trainers have left: whether it is of this run
-        if self.rank:
-            self._word(_LAST).unlink(missing_ok=True)  # of the incarnation before, if it had ended
+        self._word(_LAST).unlink(missing_ok=True)  # of the incarnation before, if it had ended
+
+    @property
+    def writes(self) -> bool:
+        return self._writes
 
     def _word(self, number: int) -> Path:
         return self._folder / f"handed-in.{self.rank}.{number}.json"
@@ -92,28 +100,48 @@ class TrainersTeam(Team):
     def ends_after(self, steps: int, *, is_asked: bool) -> bool:
         if not is_asked:
             return False
-        if self.rank:
-            return not self._is_sync or self._is_last_round()
-        if self._last_round is None and self._others_are_ready():
+        epochs = self._epochs()
+        living = sorted(set(range(self.num_ranks)) - self._ended(epochs))
+        if living[0] and not self._is_sync:
+            warn_once(_log, "trainer 0, which writes checkpoints, has ended: none is written for the preemption", self)
+            return False
+        if living[0] != self.rank:
+            return not self._is_sync or self._is_last_round(epochs.get(living[0]))
+        if self._last_round is None and self._takes_over(steps) and self._are_ready(living[1:], epochs):
             self._last_round = self._round + self._is_sync
             self._write(self._folder / _ENDS, {"epoch": self._epoch, "round": self._last_round})
         return self._last_round == self._round
 
-    def _is_last_round(self) -> bool:
-        """Say that this trainer has the notice; return whether trainer 0 has named the latest round as the last."""
+    def _takes_over(self, steps: int) -> bool:
+        """Write checkpoints, if that is trainer 0's part and it has ended; not where one of later steps is there."""
+        if self._writes:
+            return True
+        found = places(self._folder)
+        if found and found[0].step >= steps:
+            text = f"trainer 0 has ended after {found[0].name}: none is written for the preemption after step {steps}"
+            warn_once(_log, text, self, about="takes over")
+            return False
+        self._writes, self._knows_words = True, False
+        return True
+
+    def _is_last_round(self, epoch: int | None) -> bool:
+        """Say that this trainer has the notice; return whether the latest round is the last one.
+
+        `epoch`: of the trainer that names it.
+        """
         if not self._is_ready:
             self._write(self._folder / _READY.format(self.rank), {"epoch": self._epoch})
             self._is_ready = True
         named = _content(self._folder / _ENDS)
-        return named.get("round") == self._round and named.get("epoch") == self._epochs().get(0)
+        return named.get("round") == self._round and named.get("epoch") == epoch
 
-    def _others_are_ready(self) -> bool:
-        """Whether each other trainer of this run looks for the last round, or has ended."""
-        epochs = self._epochs()
-        ended = {
-            rank for rank, of, path in self._left() if of == _LAST and _content(path).get("epoch") == epochs.get(rank)
-        }
-        others = set(range(1, self.num_ranks)) - ended
+    def _ended(self, epochs: Mapping[int, int]) -> set[int]:
+        """Return the trainers of this run that have closed their managers."""
+        words = ((rank, path) for rank, of, path in self._left() if of == _LAST)
+        return {rank for rank, path in words if _content(path).get("epoch") == epochs.get(rank)}
+
+    def _are_ready(self, others: list[int], epochs: Mapping[int, int]) -> bool:
+        """Whether each of the others, who have not ended, looks for the last round."""
         if not self._is_sync:
             return not others
         ready = (_content(self._folder / _READY.format(rank)).get("epoch") == epochs.get(rank, -1) for rank in others)
@@ -131,7 +159,7 @@ class TrainersTeam(Team):
         number = self._round
         if not self._knows_words:
             self._forget_others(self._epochs())
-        if self.rank:
+        if not self._writes:
             self._leave(number, mine)
         return lambda: self._collect(number, mine)
 
@@ -147,18 +175,20 @@ class TrainersTeam(Team):
     def _collect(self, number: int, mine: str) -> list[str]:
         self._client.finish_save(self._servers_folder)
         until = time.monotonic() + (WAIT_S if self._is_sync else 0)
-        others = range(1, self.num_ranks)
+        others = [rank for rank in range(self.num_ranks) if rank != self.rank]
+        gone = set() if number == self._last_round else self._gone  # all who have not ended have agreed on the last one
         while True:
             found = self._handed_in(number)
             missing = [rank for rank in others if rank not in found]
-            if not set(missing) - self._gone or time.monotonic() > until:
+            if not set(missing) - gone or time.monotonic() > until:
                 break
             _pause.wait(_POLL_S)
-        for rank in sorted(set(missing) - self._gone) if self._is_sync else ():
+        for rank in sorted(set(missing) - gone) if self._is_sync else ():
             lacks = "the position of its reader; was it lost, or does it not call step() after each step?"
             _log.warning("trainer %d has not handed in its part of a checkpoint, which is without %s", rank, lacks)
         self._gone = set(missing)
-        texts = [mine, *(_read(found[rank])["state"] if rank in found else "" for rank in others)]
+        texts = [_read(found[rank])["state"] if rank in found else "" for rank in range(self.num_ranks)]
+        texts[self.rank] = mine
         if self._is_sync:
             self._forget(number)
         return texts
@@ -196,7 +226,7 @@ class TrainersTeam(Team):
                 path.unlink(missing_ok=True)
 
     def save_servers(self, work: Callable[[], Path]) -> ServersPart | None:
-        if self.rank:
+        if not self._writes:
             return None
         part = f"{FOLDER}/{secrets.token_hex(8)}"  # of this save alone: a request that comes twice has the same one
         self._servers_folder = str(work() / part)
@@ -211,7 +241,7 @@ class TrainersTeam(Team):
             self._forget_others(origins[self._descriptor.endpoints[0]].epochs)
 
     def saved_step(self, mine: str, step: int) -> int | None:
-        if not self.rank:
+        if self._writes:
             return step
         for place in places(self._folder):
             with suppress(FileNotFoundError):  # removed since
@@ -220,12 +250,12 @@ class TrainersTeam(Team):
         return None
 
     def close(self, last: str) -> None:
-        if self.rank:
-            try:
-                self.flush()
-            finally:
+        try:
+            self.flush()
+        finally:
+            if self.num_ranks > 1:
                 self._leave(_LAST, last)
-        elif self._folder.is_dir():
+        if {rank for rank, of, _ in self._left() if of == _LAST} == set(range(self.num_ranks)) or self.num_ranks == 1:
             self._forget(_LAST)
             for name in (_ENDS, *(_READY.format(rank) for rank in range(1, self.num_ranks))):
                 (self._folder / name).unlink(missing_ok=True)
