@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -222,6 +223,23 @@ async def test_a_silent_agent_is_given_up_after_notice_and_grace(served: tuple[S
         assert (await server.job(job_id))["replicas"][0]["state"] == "LOST"
 
 
+async def test_a_wait_begins_once_all_have_saved(served: tuple[Server, FakeClock]) -> None:
+    server, clock = served
+    async with server.agent(await server.join()) as agent:
+        job_id, (its,) = await running_on(server, [agent], checkpoint={"preempt_grace_s": 60}, max_wait_s=20)
+        await ask(server, "drain", deadline_s=0)
+        await preempted_on(agent, 1)
+        for seconds in (40, 19):  # while it saves, and after that
+            clock.advance(seconds)
+            await server.runtime.reports.stop_long_ones()
+            assert (await server.job(job_id))["state"] == "RECOVERING"
+            await agent.report(its, "KILLED", detail=f"{SAVED}12", exit_code=75)
+            await until_answer(lambda: server.job(job_id), lambda one: "checkpoint 12" in one["reason_detail"])
+        clock.advance(2)
+        await server.runtime.reports.stop_long_ones()
+        assert (await server.job(job_id))["reason"] == "no_capacity"
+
+
 async def test_a_job_that_completes_within_its_notice_is_over(served: tuple[Server, FakeClock]) -> None:
     server, _ = served
     node = await server.join()
@@ -285,6 +303,17 @@ async def test_the_outcome_is_known_once_all_trainers_have_ended() -> None:
     assert outcome(preempted(late, exited(1, 1))).startswith("preempted without a checkpoint")
     assert outcome(preempted(replica(0, R.KILLED, detail="preempted: it leaves"))) == ""
     assert outcome(preempted(saved(0), state=JobState.STOPPING)) == ""
+
+
+@pytest.mark.parametrize("detail", [f"{SAVED}12", f"{SAVED}x", f"preempted: drained{NOT_SAVED}"])
+async def test_ends_after_a_notice_that_was_not_given_are_charged(detail: str) -> None:
+    alone = job(replica(0, R.KILLED, exit_code=75, detail=detail), max_restarts=1)
+    step = decide(alone)
+    assert isinstance(step, Step)
+    assert (step.to, step.is_restart, step.retry_class) == (JobState.RECOVERING, True, "infra")
+    spent = decide(dataclasses.replace(alone, restarts=alone.max_restarts))
+    assert isinstance(spent, Step)
+    assert (spent.to, spent.reason) == (JobState.STOPPING, StopReason.REPLICA_FAILED)
 
 
 async def test_what_completes_while_preempted_is_not_repeated() -> None:

@@ -9,8 +9,8 @@
 4. The agent reports the step (`states.SAVED_AT`). At the notice's end the guard ends what still runs by SIGTERM, and by
    SIGKILL after `stop_grace_s`, whether an agent lives or not.
 
-The file holds a line of JSON for the notice and one for each answer. It is the job's, which may put anything there: to
-the processes it is a notice by being there, and only answers are read from it. Agent and guard go by a file of the
+The file holds a line of JSON for the notice and one for each answer. It is the job's, which may put anything there: its
+processes take it for a notice, and agents read nothing but answers from it. Agent and guard go by a file of the
 agent's own with the same first line (`penstock_worker.notices`). Both go with the replica's folder.
 """
 

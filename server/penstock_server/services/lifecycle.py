@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from penstock.protocol.states import (
+    NOT_SAVED,
     OUT_OF_MEMORY,
     PREEMPTED,
+    SAVED_AT,
     TERMINAL_JOB,
     TERMINAL_REPLICA,
     JobState,
@@ -323,7 +325,7 @@ def _failure(replica: ReplicaFacts) -> _Failure | None:
     match replica.state:
         case ReplicaState.LOST:
             return _Failure(StopReason.NODE_LOST, "infra", replica)
-        case ReplicaState.KILLED if replica.detail.startswith(PREEMPTED):
+        case ReplicaState.KILLED if _left_with_its_node(replica.detail):
             return _Failure(StopReason.PREEMPTED, "preempted", replica)
         case ReplicaState.KILLED:  # not requested: this is looked at before the job stops
             return _Failure(StopReason.REPLICA_FAILED, "infra", replica)
@@ -335,6 +337,15 @@ def _failure(replica: ReplicaFacts) -> _Failure | None:
             return _Failure(StopReason.REPLICA_FAILED, "user", replica)
         case _:
             return None
+
+
+def _left_with_its_node(detail: str) -> bool:
+    """Whether an agent has ended a process since its node leaves.
+
+    What ends after a notice is none of these: only this server gives notices, and only to attempts that are preempted
+    already. In another attempt such an end is like any other that was not asked for.
+    """
+    return detail.startswith(PREEMPTED) and not detail.startswith(SAVED_AT) and not detail.endswith(NOT_SAVED)
 
 
 def _could_not_start(replica: ReplicaFacts) -> bool:

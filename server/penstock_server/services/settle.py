@@ -86,6 +86,7 @@ async def settle(
         job.why = watching(facts.replicas, grace_s)
     elif job.state == JobState.RECOVERING:
         _note_outcome(tx, job, outcome(facts), at)
+        _begin_wait(job, replicas, at)
         tx.effects.nodes.update(r.node_id for r in replicas if r.node_id is not None)  # a notice may be withdrawn
     tx.effects.jobs.add(job.id)
     return has_changed
@@ -98,10 +99,18 @@ def _note_outcome(tx: Tx, job: JobRow, said: str, at: datetime) -> None:
         noted(tx, job, at=at, reason=job.reason, detail=said)
 
 
+def _begin_wait(job: JobRow, replicas: Sequence[ReplicaRow], at: datetime) -> None:
+    """Have a job wait for its next attempt, and not before nothing of the former one runs, which may save still."""
+    if job.ends_by is None and all(ReplicaState(row.state) in TERMINAL_REPLICA for row in replicas):
+        job.ends_by = waits_until(job.spec, max(at, job.next_attempt_at or at))
+
+
 async def end_attempt(tx: Tx, job: JobRow, follow: Callable[[JobFacts], Step], *, at: datetime, tail: LogTail) -> None:
     """End the attempt of a job that starts or runs, as `follow` decides."""
     replicas = await replicas_of(tx, job)
     await _apply(tx, job, follow(facts_of(job, replicas, {}, at)), at=at, tail=tail)
+    if job.state == JobState.RECOVERING:
+        _begin_wait(job, replicas, at)
     tx.effects.nodes.update(r.node_id for r in replicas if r.node_id is not None)
 
 
@@ -153,14 +162,14 @@ def _charge(job: JobRow, at: datetime, retry_class: str) -> None:
 
 
 async def _pause(tx: Tx, job: JobRow, at: datetime, retry_class: str) -> str:
-    """Note when the next attempt may start, and until when it waits; return the text that describes it."""
+    """Note when the next attempt may start; return the text that describes it. `_begin_wait` follows."""
     statement = select(AttemptRow).where(AttemptRow.job_id == job.id).order_by(AttemptRow.number)
     attempts = (await tx.session.execute(statement)).scalars()
     former = [Span(one.created_at, one.finished_at or at) for one in attempts]
     first, longest = budget.pauses(job.spec.get("restart", {}), retry_class) or (FIRST, LONGEST_OF_ATTEMPTS)
     next_at = starts_at(former, at, first=first, longest=longest)
     job.next_attempt_at = next_at if next_at > at else None
-    job.ends_by = waits_until(job.spec, next_at)
+    job.ends_by = None
     seconds = (next_at - at).total_seconds()
     return f" after a pause of {seconds:g} s, since attempts failed soon after each other" if seconds else ""
 

@@ -72,8 +72,7 @@ class Noticed(Job):
 
     def saved_by(self, index: int) -> int | None:
         """Return what a trainer has answered."""
-        found = preemption.decode(self.notice(index).read_bytes())
-        return None if found is None else found.saved
+        return preemption.decode_answer(self.notice(index).read_bytes())
 
 
 Begin = Callable[[str], Noticed]
