@@ -77,7 +77,7 @@ async def _wait(settings: Settings, listener: socket.socket, stack: AsyncExitSta
                 runtime = await stack.enter_async_context(open_runtime(settings))
             except InUse:
                 continue
-            except (Unavailable, OSError) as met:  # what keeps it from leading may pass: a database that is away
+            except (Unavailable, OSError) as met:  # it may pass: a database that cannot be reached
                 if str(met) != said:
                     log.warning("server cannot take over yet", error=str(met))
                 said = str(met)

@@ -112,6 +112,12 @@ def test_an_agent_without_token_or_identity_says_what_it_needs(tmp_path: Path) -
     assert "--join-token" in result.stderr
 
 
+def test_a_state_that_jobs_do_not_have_is_refused_by_name(tmp_path: Path) -> None:
+    result = penstock("jobs", "--state", "running,nope", "--url", "http://127.0.0.1:9", "--token", "t", home=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("penstock: --state has no NOPE; it is one of CREATED, QUEUED")
+
+
 def test_an_agent_that_cannot_reach_its_server_to_join_says_so(tmp_path: Path) -> None:
     url = f"http://{free_endpoint()}"
     result = penstock("agent", "join", "--url", url, "--join-token", "t", home=tmp_path)

@@ -29,6 +29,7 @@ from penstock.command.output import (
 from penstock.command.profile import connect
 from penstock.errors import SpecError, Unavailable
 from penstock.protocol.exchange import Cell, Sums
+from penstock.protocol.states import JobState
 
 if TYPE_CHECKING:
     from penstock.client import Client
@@ -73,6 +74,9 @@ def list_jobs(
     json: Json = False,
 ) -> None:
     """List jobs, newest first."""
+    unknown = [one for one in (state.upper().split(",") if state else ()) if one not in list(JobState)]
+    if unknown:
+        raise SpecError(f"--state has no {unknown[0]}; it is one of {', '.join(JobState)}", got=state)
     with connect(url, token) as client:
         found = [job for _, job in zip(range(limit), client.jobs(state=state and state.upper()), strict=False)]
     if json:

@@ -64,6 +64,7 @@ class Deliveries:
         self._troubles: dict[str, int] = {}  # errors of the server itself in a row, by webhook
         self._ends = asyncio.Event()
         self._stopping = False
+        self._chance = random.Random()  # an own one: the process's belongs to whoever seeds it
 
     def mark(self, webhook_ids: Iterable[str]) -> None:
         """Note webhooks for which a transaction that is committed has recorded something."""
@@ -185,16 +186,16 @@ class Deliveries:
                 if hook.disabled_at is None:
                     hook.reason = ""
                 return None
-            _failed(hook, status, error, now)
+            _failed(hook, status, error, now, self._chance.random())
             if hook.disabled_at is not None:
                 self._webhooks.forget()
         return hook.next_at or _AT_ONCE
 
 
-def _failed(hook: WebhookRow, status: int | None, error: str, now: datetime) -> None:
+def _failed(hook: WebhookRow, status: int | None, error: str, now: datetime, chance: float) -> None:
     hook.failures += 1
     hook.reason = error
-    hook.next_at = now + pause_after(hook.failures, random.random())
+    hook.next_at = now + pause_after(hook.failures, chance)
     if hook.failures >= MAX_FAILURES or status == GONE:
         hook.disabled_at, hook.next_at = now, None
         is_gone = status == GONE
