@@ -144,13 +144,16 @@ async def test_budget_of_preemptions_counts_drains(served: tuple[Server, FakeClo
 
 
 async def test_drain_goes_on_when_its_node_is_back(tmp_path: Path) -> None:
-    async with running(settings_for(tmp_path, lease_ttl_s=0.3, grace_s=60)) as server:
+    clock = FakeClock()
+    async with running(settings_for(tmp_path, lease_ttl_s=10, grace_s=60), clock) as server:
         node = await server.join()
         async with server.agent(node) as agent:
             job = await server.submit()
             (replica,) = await agent.desired(1)
             await agent.start(replica)
             await server.job_in(job["id"], "RUNNING")
+            clock.advance(11.0)
+            await server.runtime.leases.step()
             silent = await node_in(server, node[0], "UNREACHABLE")
             assert "longer than its lease" in silent["reason_detail"]
             assert (await want(server, node[0], "drain", deadline_s=0))["state"] == "UNREACHABLE"
