@@ -54,6 +54,21 @@ def test_channels_may_come_last(case: str) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
 
 
+def test_softmax_with_channels_last_is_over_the_channels() -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup), fluid.scope_guard(fluid.Scope()):
+        x = fluid.data("x", [None, 4, 5, 3])
+        scores = L.conv2d(x, 2, 1, act="softmax", data_format="NHWC")
+        normal = L.batch_norm(x, act="softmax", data_layout="NHWC")
+        exe = fluid.Executor()
+        exe.run(startup)
+        feed = {"x": np.random.default_rng(0).normal(size=[2, 4, 5, 3]).astype("float32")}
+        by_name, found, other = exe.run(main, feed, ["conv2d_0.tmp_2", scores, normal])
+    np.testing.assert_array_equal(by_name, found)
+    np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(other.sum(-1), 1, rtol=1e-5)
+
+
 def test_a_result_with_channels_last_has_fluid_s_name() -> None:
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup), fluid.scope_guard(fluid.Scope()):

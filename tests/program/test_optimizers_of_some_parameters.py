@@ -88,6 +88,8 @@ def test_arguments_of_older_releases_are_taken_in_their_places() -> None:
     assert isinstance(decayed._regularization, type(fluid.regularizer.L2Decay(0.5)))
     assert sped._nesterov
     assert decayed._parameter_list is sped._parameter_list is None
+    both = O.Momentum(0.1, 0.9, True, fluid.regularizer.L2Decay(0.5))
+    assert both._nesterov and isinstance(both._regularization, fluid.regularizer.L2Decay)
 
 
 @pytest.mark.parametrize("given", ["a", 3, True])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.ps.channel_jobs import Job, Start
 from tests.ps.test_prepared_steps import start, step
+from tests.support.waiting import until
 
 from penstock.protocol.frames import FIRST_BLOCK, ROUNDS_LANE, Work
 from penstock.ps.remote import PsMode
@@ -26,6 +27,19 @@ def work_of(server: ParameterServer) -> Events:
     return events
 
 
+def settled_work(server: ParameterServer) -> Events:
+    """Return what was recorded once each request that came is answered: a trainer has its answer before that."""
+    found = [work_of(server)]
+
+    def is_settled() -> bool:
+        found.append(work_of(server))
+        kinds = Counter(np.concatenate(found)["work"].tolist())
+        return kinds[Work.RECEIVE] == kinds[Work.ANSWER]
+
+    until(is_settled, "the answers")
+    return np.concatenate(found)
+
+
 def run(job: Job, num_trainers: int) -> tuple[Events, int, int]:
     """Run the steps of all trainers; return what the server recorded, and when it began and ended.
 
@@ -34,10 +48,10 @@ def run(job: Job, num_trainers: int) -> tuple[Events, int, int]:
     [server] = job.servers
     server._state.work.watch()
     steps(job, num_trainers, range(2))
-    work_of(server)
+    settled_work(server)
     begin_ns = time.time_ns()
     steps(job, num_trainers, range(2, 2 + STEPS))
-    return work_of(server), begin_ns, time.time_ns()
+    return settled_work(server), begin_ns, time.time_ns()
 
 
 def steps(job: Job, num_trainers: int, seeds: range) -> None:

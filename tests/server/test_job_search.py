@@ -122,3 +122,22 @@ async def test_page_after_a_removed_job_says_so(sqlite_server: Server) -> None:
     answer = await server.http.get(f"/api/v1/jobs?order=loss&page_size=1&page_token={token}")
     assert (answer.status_code, answer.json()["code"]) == (409, "page_gone")
     assert "not there any more" in answer.json()["detail"]
+
+
+async def test_a_job_that_ends_between_two_pages_hides_no_other(server: Server) -> None:
+    jobs = await made(server)
+    for order in ("attention", "loss", "speed"):
+        whole = await found(server, order=order)
+        first = (await server.http.get("/api/v1/jobs", params={"order": order, "page_size": 2})).json()
+        anchor = first["items"][-1]["id"]
+        before = next(job for job in jobs if job["id"] == anchor)
+        moved = {"state": "SUCCEEDED", "latest": {"loss": 9.0, "samples_per_s": 0.0}}
+        async with server.runtime.database.write() as tx:
+            await tx.session.execute(update(JobRow).where(JobRow.id == anchor).values(**moved))
+            tx.effects.schedule = False
+        rest = await found(server, order=order, page_token=first["next_page_token"])
+        assert [one for one in rest if one != anchor] == whole[2:], order
+        async with server.runtime.database.write() as tx:
+            back = {"state": before["state"], "latest": before["latest"]}
+            await tx.session.execute(update(JobRow).where(JobRow.id == anchor).values(**back))
+            tx.effects.schedule = False

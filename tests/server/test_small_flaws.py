@@ -39,6 +39,12 @@ async def test_wrong_tokens_are_limited_and_right_ones_pass(sqlite_server: Serve
     assert (await sqlite_server.http.get("/api/v1/jobs")).status_code == 200
 
 
+def test_a_token_that_asks_too_often_is_served_at_its_rate() -> None:
+    rates = of_tokens(200.0)
+    served = [second for at in range(60 * 250) if not rates.note("a", at / 250) for second in [at // 250]]
+    assert {served.count(second) for second in range(50, 60)} <= {199, 200, 201}
+
+
 def test_rate_is_forgiven_and_bounded_for_each_name() -> None:
     rates = of_tokens(2.0)
     assert [rates.note("a", 0.0) for _ in range(22)] == [False] * 20 + [True] * 2

@@ -40,6 +40,14 @@ describe("a brush", () => {
   });
 });
 
+test("a series that counts epochs, and a trainer that is behind, hide no lines", () => {
+  const series = new SeriesStore();
+  const ns = (ms: number) => ms * 1e6;
+  const of = (at: number[]) => ({ step: [1, 2, 3], time_ns: at.map(ns), value: [1, 1, 1] });
+  series.append({ step_ms: of([100, 200, 300]), "step_ms.trainer1": of([150, 250, 350]), auc: of([0, 5000, 9000]) });
+  expect(timesOf(series, { first: 2, last: 3 })).toEqual([100, 1350]);
+});
+
 test("lines of steps come from the end of the step before until a second after the last", () => {
   const series = new SeriesStore();
   const ns = (ms: number) => ms * 1e6;

@@ -88,7 +88,8 @@ class WorkWatch:
         if not in_full and self._room_bytes <= 0:
             self._tally.sampled_out += len(pieces)
             return []
-        self._room_bytes -= EVENT_BYTES * len(pieces)
+        if not in_full:
+            self._room_bytes -= EVENT_BYTES * len(pieces)
         for lane in np.unique(events["thread"]).tolist():
             name = source.name(lane) if lane >= FIRST_BLOCK and len(self._lanes) < MAX_LANES else None
             if name is not None:

@@ -20,11 +20,12 @@ class Rates:
     def note(self, name: str, now: float) -> bool:
         """Count one; return whether it was one too many; such a one is not counted, so that retries succeed."""
         owed, at = self._owed.pop(name, (0.0, now))
-        owed = max(0.0, owed - (now - at) * self.per_s) + 1.0
-        self._owed[name] = min(owed, self.burst), now
+        owed = max(0.0, owed - (now - at) * self.per_s)
+        is_over = owed + 1.0 > self.burst
+        self._owed[name] = owed if is_over else owed + 1.0, now
         while len(self._owed) > MAX_NAMES:
             del self._owed[next(iter(self._owed))]
-        return owed > self.burst
+        return is_over
 
 
 def of_tokens(per_s: float) -> Rates:

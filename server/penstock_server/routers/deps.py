@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from penstock_server.auth.principal import Principal
 from penstock_server.guard import principal_of
 from penstock_server.runtime import Runtime
-from penstock_server.services.pages import DEFAULT_SIZE, MAX_SIZE, TOKEN
+from penstock_server.services.pages import DEFAULT_SIZE, MAX_SIZE, PLACED_TOKEN, TOKEN
 
 
 def runtime_of(conn: HTTPConnection) -> Runtime:
@@ -43,6 +43,9 @@ TAGGED: dict[int | str, dict[str, Any]] = {
     200: {"headers": {"ETag": {"schema": {"type": "string"}, "description": "for If-Match of a change"}}}
 }
 PageSize = Annotated[int, Query(ge=1, le=MAX_SIZE, description=f"default {DEFAULT_SIZE}")]
+PlacedToken = Annotated[
+    str | None, Query(json_schema_extra={"pattern": PLACED_TOKEN}, description="next_page_token of the page before")
+]
 PageToken = Annotated[
     str | None, Query(json_schema_extra={"pattern": TOKEN}, description="next_page_token of the page before")
 ]

@@ -16,7 +16,17 @@ from penstock_server.description import problems
 from penstock_server.guard import require_project
 from penstock_server.problems import NotFound, Problem
 from penstock_server.routers.compression import compressed
-from penstock_server.routers.deps import TAGGED, Asker, Id, IfMatch, PageSize, PageToken, Server, version_of
+from penstock_server.routers.deps import (
+    TAGGED,
+    Asker,
+    Id,
+    IfMatch,
+    PageSize,
+    PageToken,
+    PlacedToken,
+    Server,
+    version_of,
+)
 from penstock_server.routers.guarded import guarded_router
 from penstock_server.schemas import api
 from penstock_server.schemas.completeness import TelemetryCompleteness
@@ -91,7 +101,7 @@ async def list_jobs(
     words: Words = "",
     order: JobOrder = JobOrder.NEWEST,
     page_size: PageSize = DEFAULT_SIZE,
-    page_token: PageToken = None,
+    page_token: PlacedToken = None,
 ) -> api.Page[api.Job]:
     """List jobs, newest first or in another order, of equals the newest first."""
     query = JobQuery(_states(state), name, search or "", words_of(words), asker.projects_with(READ))

@@ -22,8 +22,8 @@ from penstock_server.db import Database, Tx
 from penstock_server.problems import Conflict, NotFound, Problem
 from penstock_server.schemas import api
 from penstock_server.services.changes import Changes
-from penstock_server.services.jobsearch import JobOrder, JobQuery, counts_of, page_of
-from penstock_server.services.pages import from_token, to_token
+from penstock_server.services.jobsearch import JobOrder, JobQuery, counts_of, page_of, place_of
+from penstock_server.services.pages import from_placed_token, from_token, to_placed_token, to_token
 from penstock_server.services.retention import KEY_LIFE
 from penstock_server.services.settle import LogTail, locked_job, replicas_of, settle
 from penstock_server.services.transitions import created, transition
@@ -119,11 +119,14 @@ class Jobs:
         self, query: JobQuery, *, size: int, token: str | None, order: JobOrder = JobOrder.NEWEST
     ) -> api.Page[api.Job]:
         """List the jobs of a query. Raises a problem for a token that is none, or whose job was removed."""
-        after, is_sqlite = from_token(token), self._db.is_sqlite
+        after, place = from_placed_token(token)
         async with self._db.read() as session:
-            rows = await page_of(session, query, order, after=after, limit=size + 1, is_sqlite=is_sqlite)
+            rows = await page_of(
+                session, query, order, after=after, place=place, limit=size + 1, is_sqlite=self._db.is_sqlite
+            )  # fmt: skip
             items = await job_views(session, rows[:size], self._live, self._clock.now())
-        return api.Page(items=items, next_page_token=to_token(rows[size - 1].id) if len(rows) > size else None)
+        more = to_placed_token(rows[size - 1].id, place_of(rows[size - 1], order)) if len(rows) > size else None
+        return api.Page(items=items, next_page_token=more)
 
     async def counts(self, query: JobQuery) -> dict[str, int]:
         """Return how many jobs of a query are in each state."""

@@ -1,12 +1,13 @@
 """The list of jobs as a reader asks for it: filtered, searched and ordered by the database, one page after another.
 
-Pages are by key: the token of a page names the job before it, whose values say where the next begins, so that jobs
-that come or end meanwhile shift nothing. Orders that have an index (by time, by attention) read no more than the page.
+Pages are by key: the token of a page names the job before it, and the place that this job had, so that jobs that come
+or end meanwhile shift nothing. Orders that have an index (by time, by attention) read no more than the page.
 A search for words, and orders by name or by a metric, read all jobs that the other conditions leave: no index has them.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -81,17 +82,21 @@ def _starts_with(start: str, *, is_sqlite: bool) -> ColumnElement[bool]:
 
 
 async def page_of(
-    session: AsyncSession, query: JobQuery, order: JobOrder, *, after: str | None, limit: int, is_sqlite: bool
-) -> Sequence[JobRow]:
-    """Return the first `limit` jobs of a query that follow job `after`. Raises a problem if that is no job any more."""
+    session: AsyncSession, query: JobQuery, order: JobOrder, *, after: str | None, place: str = "", limit: int,
+    is_sqlite: bool,
+) -> Sequence[JobRow]:  # fmt: skip
+    """Return the first `limit` jobs of a query that follow job `after`. Raises a problem if that is no job any more.
+
+    `place`: of that job then, as `place_of` gives it; '': the one that it has now.
+    """
     if order is JobOrder.ATTENTION:
-        return await _by_attention(session, query, after=after, limit=limit, is_sqlite=is_sqlite)
+        return await _by_attention(session, query, after=after, place=place, limit=limit, is_sqlite=is_sqlite)
     statement = select(JobRow).where(*conditions(query, is_sqlite=is_sqlite)).limit(limit)
     key = _key_of(order, is_sqlite=is_sqlite)
     if key is not None:
         statement = statement.order_by(key.column.desc() if key.descends else key.column)
     if after is not None:
-        statement = statement.where(JobRow.id < after if key is None else await _behind(session, key, after))
+        statement = statement.where(JobRow.id < after if key is None else await _behind(session, key, after, place))
     return (await session.execute(statement.order_by(JobRow.id.desc()))).scalars().all()
 
 
@@ -115,21 +120,38 @@ def _key_of(order: JobOrder, *, is_sqlite: bool) -> _Key | None:
     return None
 
 
-async def _behind(session: AsyncSession, key: _Key, after: str) -> ColumnElement[bool]:
+def place_of(job: JobRow, order: JobOrder) -> str:
+    """Return the place of a job in an order, for a token; '' in those in which it does not change."""
+    if order is JobOrder.ATTENTION:
+        return f"{_group_of(JobState(job.state))}"
+    if order is JobOrder.LOSS:
+        return struct.pack(">d", (job.latest or {}).get("loss", _LAST)).hex()
+    if order is JobOrder.SPEED:
+        return struct.pack(">d", (job.latest or {}).get("samples_per_s", -1.0)).hex()
+    return ""
+
+
+def _group_of(state: JobState) -> int:
+    return next(i for i, group in enumerate(ATTENTION) if state in group)
+
+
+async def _behind(session: AsyncSession, key: _Key, after: str, place: str) -> ColumnElement[bool]:
     value = await _value(session, select(key.column).where(JobRow.id == after))
+    if len(place) == 2 * struct.calcsize(">d"):
+        value = struct.unpack(">d", bytes.fromhex(place))[0]
     farther = key.column < value if key.descends else key.column > value
     return or_(farther, (key.column == value) & (JobRow.id < after))
 
 
 async def _by_attention(
-    session: AsyncSession, query: JobQuery, *, after: str | None, limit: int, is_sqlite: bool
+    session: AsyncSession, query: JobQuery, *, after: str | None, place: str, limit: int, is_sqlite: bool
 ) -> Sequence[JobRow]:
     """As `page_of`: group after group, each by its index."""
     groups = [[state for state in group if not query.states or state in query.states] for group in ATTENTION]
     at = 0
     if after is not None:
         state = JobState(await _value(session, select(JobRow.state).where(JobRow.id == after)))
-        at = next(i for i, group in enumerate(ATTENTION) if state in group)
+        at = int(place) if len(place) == 1 and int(place) < len(ATTENTION) else _group_of(state)
     found: list[JobRow] = []
     for group in groups[at:]:
         if group and len(found) < limit:

@@ -44,6 +44,8 @@ KEY_LIFE = timedelta(hours=24)
 """How long an `Idempotency-Key` stands for the job that came with it."""
 SEGMENTS = "segments"
 JOBS_A_PASS = 200
+SPARED_DAYS = 1.0
+"""So long after the end of a job its recording is not removed for its size."""
 AUDIT_ROWS_A_PASS = 20_000
 DELIVERIES_DAYS = 7.0
 """How long deliveries of webhooks are retained, sent or not."""
@@ -122,30 +124,29 @@ class Sweeper:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _sweep_recordings(self, most_bytes: int) -> None:
-        """Remove recordings of jobs that have ended, those that ended first, until the rest is within a size.
+        """Remove recordings of jobs that have ended, those that ended first, until theirs are within a size.
 
-        Those of jobs that go on are bounded by each job's quota, and stay.
+        Those of jobs that go on are bounded by each job's quota, and those of the last day stay: they are looked at.
         """
         sizes = await asyncio.to_thread(
             lambda: {path.parent.name: _bytes_in(path) for path in self._jobs_dir.glob(f"*/{SEGMENTS}")}
         )
-        excess = sum(sizes.values()) - most_bytes
-        if excess <= 0:
-            return
-        for job_id in await self._ended_first(list(sizes)):
+        ended = await self._ended_first(list(sizes))
+        excess = sum(sizes[job_id] for _, job_id in ended) - most_bytes
+        for at, job_id in ended:
+            if excess <= 0 or at > self._before(SPARED_DAYS):
+                return
             await self._remove(job_id, SEGMENTS, "size")
             excess -= sizes[job_id]
-            if excess <= 0:
-                return
 
-    async def _ended_first(self, job_ids: list[str]) -> list[str]:
+    async def _ended_first(self, job_ids: list[str]) -> list[tuple[datetime, str]]:
         found: list[tuple[datetime, str]] = []
         for start in range(0, len(job_ids), JOBS_A_PASS):
             some = JobRow.id.in_(job_ids[start : start + JOBS_A_PASS])
             ended = select(JobRow.finished_at, JobRow.id).where(some, JobRow.finished_at.is_not(None))
             async with self._db.glance() as session:
                 found += [(at, job_id) for at, job_id in await session.execute(ended) if at is not None]
-        return [job_id for _, job_id in sorted(found)]
+        return sorted(found)
 
     async def _sweep_rows(
         self, having: type[SeriesRow] | type[EventRow], tables: Iterable[type], before: datetime

@@ -1,7 +1,7 @@
 /** What all views of a job show a part of: steps that were chosen together, in strip, chart or address. Pure. */
 import type { Axis } from "./curves";
 import { rangeOf, rangeText, type StepRange } from "./history";
-import type { SeriesStore } from "./series";
+import type { Series, SeriesStore } from "./series";
 
 /** The steps from the first to the last that `step` in the address names; null for none and for a single one. */
 export function brushOf(query: URLSearchParams): StepRange | null {
@@ -29,6 +29,13 @@ export function zoomFields(axis: Axis, from: number, to: number): Readonly<Recor
 /** Lines of a log have the time at which they reached the server. */
 const UNDER_WAY_MS = 1000;
 
+/** The series that count training steps, one a trainer; all of them if there is none: a script may count otherwise. */
+function stepsOf(series: SeriesStore): Series[] {
+  const all = [...series.byName];
+  const timed = all.filter(([name]) => /^step_ms(\.|$)/.test(name));
+  return (timed.length > 0 ? timed : all).map(([, one]) => one);
+}
+
 /**
  * From when to when what was written while steps ran reached the server, in Unix ms, as far as a metric says so; null if
  * none does, or without steps.
@@ -38,15 +45,17 @@ export function timesOf(series: SeriesStore, range: StepRange | null): readonly 
   const { first, last } = range;
   let [from, to] = [Number.NEGATIVE_INFINITY, Number.NEGATIVE_INFINITY];
   let isThere = false;
-  for (const one of series.byName.values()) {
+  for (const one of stepsOf(series)) {
+    let [before, end] = [Number.NEGATIVE_INFINITY, Number.NEGATIVE_INFINITY];
     one.step.forEach((step, i) => {
       const ms = (one.timeNs[i] ?? 0) / 1e6;
-      if (step < first) from = Math.max(from, ms);
-      else if (step <= last) {
-        to = Math.max(to, ms);
-        isThere = true;
-      }
+      if (step < first) before = Math.max(before, ms);
+      else if (step <= last) end = Math.max(end, ms);
     });
+    if (end === Number.NEGATIVE_INFINITY) continue;
+    from = isThere ? Math.min(from, before) : before;
+    to = Math.max(to, end);
+    isThere = true;
   }
   return isThere ? [from, to + UNDER_WAY_MS] : null;
 }

@@ -12,10 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import ProgramError
+from penstock.program.layers.activations import activate
+from penstock.program.layers.results import result
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
 
 _LAST = {"NHWC": 4, "NDHWC": 5}
+_OVER_CHANNELS = frozenset({"softmax"})
+"""Activations over the last dimension, which are applied once the channels are that again."""
 
 
 def takes_channels_last(layer: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,13 +42,22 @@ def takes_channels_last(layer: Callable[..., Any]) -> Callable[..., Any]:
                 f"{user_line()}: {layer.__name__}: data_format is {layout!r}, and {x!r} has {x.ndim} dimensions",
                 variable=x.name,
             )
+        act = given.arguments.get("act")
+        over_channels = act if act in _OVER_CHANNELS else None
         given.arguments |= {keyword: first, "input": x.movedim(-1, 1)}
+        if over_channels:
+            given.arguments["act"] = None
         results = recording_of(x.program).results
         before = set(results)
         made = layer(*given.args, **given.kwargs)
-        moved = made.movedim(1, -1)
+        moved, named = made.movedim(1, -1), ""
         for name in set(results) - before:
+            named = name if results[name] is made.fake else named
             results[name] = moved.fake if results[name] is made.fake else None
-        return moved
+        if not over_channels:
+            return moved
+        prefix, _, number = named.rpartition(".tmp_")
+        found = activate(moved, over_channels)
+        return result(found, prefix, int(number) + 1) if prefix else found
 
     return call

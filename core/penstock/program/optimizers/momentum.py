@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 
@@ -50,6 +51,10 @@ class MomentumOptimizer(Optimizer):
         grad_clip: Clip | None = None,
         name: str | None = None,
     ) -> None:
+        if hasattr(use_nesterov, "term"):  # the fourth, before there was a parameter_list
+            if regularization is not None:
+                raise ProgramError(f"{user_line()}: Momentum: regularization is given twice")
+            use_nesterov, regularization = False, cast("Regularizer", use_nesterov)
         if isinstance(parameter_list, bool):
             parameter_list, use_nesterov = None, parameter_list
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
