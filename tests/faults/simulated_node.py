@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from penstock.protocol import preemption
 from penstock.protocol.agent import (
     Desired,
     DesiredSet,
@@ -76,7 +77,8 @@ class Held:
             replica_id=desired.replica_id, epoch=desired.epoch, state="PREPARING", pid=None, exit_code=None,
             signal=None, detail="",
         )  # fmt: skip
-        self.draining = self.confirmed = self.stopping = self.noticed = False
+        self.draining = self.confirmed = self.stopping = False
+        self.notice: preemption.Notice | None = None
         self.end_due_at: float | None = None
         self.ended_at = float("inf")  # never so long ago that it is forgotten without an acknowledgement
         self.log = LogTail(machine.folder / "log")

@@ -31,7 +31,9 @@ class Asked(TorchStorage):
 
 def test_a_server_that_ended_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, storage = ExchangeWatch(), Asked()
-    monkeypatch.setattr(telemetry, "exchange", lambda counters, tables, mode: watch.add(counters, [], tables, mode))
+    monkeypatch.setattr(
+        telemetry, "exchange", lambda counters, tables, mode, *, work: watch.add(counters, [], tables, mode)
+    )
     monkeypatch.setattr(telemetry, "end_exchange", watch.remove)
     server = ParameterServer(ServerSettings("127.0.0.1:0", 0, 1, "sync", job="j", token="t"), storage)
     server.start()
