@@ -25,7 +25,8 @@ from penstock_server.streams.queue import BrowserQueue
 pytestmark = pytest.mark.asyncio
 
 BY_PROJECT = {
-    "submit_job", "plan_job", "list_jobs", "list_replicas", "get_graph", "list_projects", "list_nodes", "list_pilots",
+    "submit_job", "plan_job", "list_jobs", "count_jobs", "list_replicas", "get_graph", "list_projects", "list_nodes",
+    "list_pilots",
     "upload_snapshot", "get_openapi", "create_token", "list_tokens", "revoke_token", "list_audit", "create_login_code",
     "stream", "get_node", "get_project", "get_token", "create_webhook", "list_webhooks", "remove_webhook",
     "enable_webhook", "send_test", "list_deliveries", "list_node_loads",
