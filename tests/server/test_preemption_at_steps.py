@@ -299,6 +299,7 @@ async def test_the_outcome_is_known_once_all_trainers_have_ended() -> None:
     assert outcome(preempted(saved(0), replica(1))) == ""
     assert "at step 12, checkpoint 12" in outcome(preempted(saved(0), saved(1)))
     assert "at step 12, checkpoint 12" in outcome(preempted(saved(0), exited(1)))
+    assert "at step 12, checkpoint 12" in outcome(preempted(exited(0), saved(1)))
     late = replica(0, R.KILLED, detail=f"preempted: drained{NOT_SAVED}")
     assert outcome(preempted(late, exited(1, 1))).startswith("preempted without a checkpoint")
     assert outcome(preempted(replica(0, R.KILLED, detail="preempted: it leaves"))) == ""

@@ -15,7 +15,7 @@ from penstock.errors import SpecError
 from penstock.protocol import contract
 from penstock.telemetry.exchange import ExchangeSource, TableSource
 from penstock.telemetry.input import InputTrace
-from penstock.telemetry.outcome import ExitWatch
+from penstock.telemetry.outcome import ExitWatch, Outcome
 from penstock.telemetry.sessions import Session, Unwatched, Watched
 from penstock.telemetry.work import WorkSource
 
@@ -55,6 +55,11 @@ _process = _Process()
 def session() -> Session:
     """Return the session of this process; what kind it is was decided from the environment at the first call."""
     return _process.opened()
+
+
+def outcome() -> Outcome:
+    """Return how this process ends, as far as that is known: exact at the interpreter's exit, if it is watched."""
+    return _process.exits.outcome()
 
 
 def decide(environ: Mapping[str, str] | None = None) -> Watched | Unwatched:

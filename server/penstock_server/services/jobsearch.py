@@ -125,10 +125,14 @@ def place_of(job: JobRow, order: JobOrder) -> str:
     if order is JobOrder.ATTENTION:
         return f"{_group_of(JobState(job.state))}"
     if order is JobOrder.LOSS:
-        return struct.pack(">d", (job.latest or {}).get("loss", _LAST)).hex()
+        return _digits(job.latest.get("loss"), _LAST)
     if order is JobOrder.SPEED:
-        return struct.pack(">d", (job.latest or {}).get("samples_per_s", -1.0)).hex()
+        return _digits(job.latest.get("samples_per_s"), -1.0)
     return ""
+
+
+def _digits(value: float | None, default: float) -> str:
+    return struct.pack(">d", default if value is None else value).hex()
 
 
 def _group_of(state: JobState) -> int:

@@ -36,15 +36,14 @@ def has_notice(job: JobFacts) -> bool:
 def outcome(job: JobFacts) -> str:
     """Describe what a preempted attempt has saved, once all of its trainers have ended; '' before, and without notice.
 
-    Trainer 0 speaks for all: they end after the same step, and it writes the checkpoint.
+    Each of them has named the checkpoint that has its part: trainer 0 wrote it, or another one after the end of that.
     """
     trainers = [one for one in job.replicas if one.role == "trainer"]
     if job.state is not JobState.RECOVERING or job.reason != StopReason.PREEMPTED:
         return ""
     if not trainers or any(one.state not in TERMINAL_REPLICA for one in trainers):
         return ""
-    first = min(trainers, key=lambda one: one.index)
-    step = saved_step(first.detail)
+    step = max((found for one in trainers if (found := saved_step(one.detail)) is not None), default=None)
     if step is not None:
         return f"preempted at step {step}, checkpoint {step} is written: the next attempt resumes there"
     if any(one.detail.endswith(NOT_SAVED) for one in trainers):

@@ -18,6 +18,7 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.io.checkpoints.reading import newest
 from penstock.protocol import preemption
 from penstock.ps.communicator import Communicator, remotes
+from penstock.telemetry.outcome import Outcome
 
 MERGES = {"communicator_max_merge_var_num": 50, "communicator_send_queue_size": 50}
 NEVER_ALONE = {"communicator_send_wait_times": 10**6}
@@ -189,6 +190,10 @@ def test_a_trainer_that_exits_without_close_is_not_waited_for(begin: Begin, tmp_
     job.patch.setattr("penstock.io.checkpoints.saving.atexit.register", at_exit.append)
     first, second = both(job)
     (hook,) = [call for call in at_exit if getattr(call, "__self__", None) is second.manager]
+    with pytest.MonkeyPatch.context() as failing:
+        failing.setattr("penstock.io.checkpoints.saving.outcome", lambda: Outcome("exit code 3"))
+        hook()
+        assert not list((tmp_path / "c").glob("handed-in.1.*")), "a process that fails has not ended in order"
     hook()  # as the interpreter does
     second.exe.close()
     job.preempt(0)

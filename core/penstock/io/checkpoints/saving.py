@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,6 +49,7 @@ from penstock.program.program import Program
 from penstock.scope import Scope, global_scope
 from penstock.serving.remote_use import descriptors
 from penstock.settings import CHECKPOINT_DIR, CHECKPOINT_EVERY_STEPS, CHECKPOINT_KEEP
+from penstock.telemetry.process import outcome
 
 _log = logging.getLogger(__name__)
 
@@ -172,8 +172,8 @@ class CheckpointManager:
             _log.error("%s", error)
 
     def _at_exit(self) -> None:
-        """Close, so that the others do not wait for this rank's part; not where an error ends the process."""
-        if getattr(sys, "last_value", None) is not None:
+        """Close, so that the others do not wait for this rank's part; not where the process fails."""
+        if outcome().failed:
             return
         try:
             if this_process.group is not None:
