@@ -9,6 +9,9 @@ import math
 import random
 from collections.abc import Callable
 
+_chance = random.SystemRandom().random
+"""Not the process's generator: scripts seed that one, and a thread that tries anew must not shift what they draw."""
+
 
 class Backoff:
     """Waits doubled from `first_s` to `longest_s`, each cut by up to a half at random, so that peers spread out.
@@ -22,7 +25,7 @@ class Backoff:
         longest_s: float,
         *,
         limit_s: float = math.inf,
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] = _chance,
     ) -> None:
         self._first_s, self._longest_s, self._limit_s, self._chance = first_s, longest_s, limit_s, chance
         self.attempts = 0

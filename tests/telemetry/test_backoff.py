@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,3 +29,9 @@ def test_jitter_takes_at_most_a_half(chance: float, attempts: int) -> None:
     backoff.attempts = attempts
     full = min(5.0, 2.0**attempts) if attempts < 4 else 5.0
     assert full / 2 <= backoff.wait_s() <= full
+
+
+def test_pauses_do_not_shift_what_a_script_draws() -> None:
+    state = random.getstate()
+    Backoff(1.0, 8.0).wait_s()
+    assert random.getstate() == state

@@ -64,7 +64,7 @@ class Deliveries:
         self._troubles: dict[str, int] = {}  # errors of the server itself in a row, by webhook
         self._ends = asyncio.Event()
         self._stopping = False
-        self._chance = random.Random()  # an own one: a script or a test may seed the process's
+        self._chance = random.SystemRandom()  # an own one: a test may seed the process's
 
     def mark(self, webhook_ids: Iterable[str]) -> None:
         """Note webhooks for which a transaction that is committed has recorded something."""
