@@ -16,7 +16,7 @@ import penstock as fluid
 from penstock.program.program import Program
 from penstock.protocol.graphdoc import GraphDocument, Threads
 from penstock.telemetry import TraceSource, Watch
-from penstock.telemetry.sessions import Session
+from penstock.telemetry.unwatched import Session
 
 
 class Recorded(Watch):

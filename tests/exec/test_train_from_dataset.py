@@ -21,7 +21,7 @@ from penstock.dataset.slots import feed_of
 from penstock.errors import OperatorError, SpecError
 from penstock.exec import dataset_reports
 from penstock.exec.dataset_reports import PassProgress
-from penstock.telemetry.sessions import Unwatched
+from penstock.telemetry.unwatched import Unwatched
 
 NUM_IDS = 50
 ROWS = 400

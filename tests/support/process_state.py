@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from penstock import log
 from penstock.exec import flags
 from penstock.telemetry import process
-from penstock.telemetry.sessions import Session
+from penstock.telemetry.unwatched import Session
 
 
 @contextmanager

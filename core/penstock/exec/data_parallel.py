@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -45,8 +45,10 @@ from penstock.program.ir import Guard
 from penstock.program.kernels import check_writes, operator_error
 from penstock.program.program import Program
 from penstock.program.sequences import row_symbols
-from penstock.protocol.graphdoc import Threads
 from penstock.settings import LOCAL_TABLES
+
+if TYPE_CHECKING:
+    from penstock.protocol.graphdoc import Threads
 
 _MAX_PLANS = 32
 
@@ -105,6 +107,8 @@ class DataParallel:
         """What runs the graphs; None on GPUs. Measures once in a process."""
         if on_gpus(self.memory.devices):
             return None
+        from penstock.protocol.graphdoc import Threads  # of a watched process: it loads pydantic
+
         return Threads(self.engine.num_workers, self.intra_op_threads, matrix_gflops())
 
     # -- one step --------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from penstock.compat.torch import schema_of
 from penstock.distributed.collective import COLLECTIVE
 from penstock.errors import FeedError, FetchError, ProgramError, SpecError, UserError
 from penstock.exec import diagnostics
-from penstock.exec.dataset_pass import Wanted, run_from_dataset
 from penstock.exec.devices import moved, on_device
 from penstock.exec.diagnostics import explained
 from penstock.exec.fed_constants import ProgramCopies
@@ -296,6 +295,8 @@ class Executor:
     ) -> None:
         if self._closed:
             raise UserError("this Executor was closed; make another one")
+        from penstock.exec.dataset_pass import Wanted, run_from_dataset  # data sets, and the client of servers
+
         run_from_dataset(self, program, dataset, scope, thread, Wanted(*shown), trains=trains)
 
     def close(self) -> None:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.errors import SpecError
 from penstock.exec.lowering import Lowered
 from penstock.graph.build import build_graph
-from penstock.graph.document import document
-from penstock.graph.graphviz import dot
 from penstock.graph.operands import Shares
 from penstock.graph.passes import PassChoice, run_graph_passes, run_sized_passes
 from penstock.graph.ssa import Graph
 from penstock.program.program import Program
-from penstock.protocol.graphdoc import GraphDocument
 from penstock.telemetry import Watch
+
+if TYPE_CHECKING:
+    from penstock.protocol.graphdoc import GraphDocument
 
 _MAX_DOCUMENTS = 32
 
@@ -48,6 +49,10 @@ class ShownGraphs:
             self._watch.graph(found[1], from_step=step)
 
     def _document(self, lowered: Lowered, program: Program, rows: list[int]) -> GraphDocument:
+        from penstock.graph.document import (
+            document,  # as it is needed: a process that nothing watches loads no pydantic
+        )
+
         made = document(
             lowered.graph, program, lowered.shares, name=self._name, num_threads=self._num_threads, rows=rows
         )
@@ -64,6 +69,8 @@ def write_drawings(program: Program, graph: Graph, choice: PassChoice, shares: S
 
     Raises SpecError if they cannot be written; then nothing has run.
     """
+    from penstock.graph.graphviz import dot  # as above
+
     path = choice.graphviz_path
     alone = Shares(shares.bindings[:1], shares.scales[:1])
     original = build_graph(program, mode="local", num_replicas=1, active=1)

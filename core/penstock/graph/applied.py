@@ -7,9 +7,10 @@ pass took away are all that is stored; `graph/earlier.py` makes the part of the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.protocol.graphdoc import OpKind, RoleName
+if TYPE_CHECKING:
+    from penstock.protocol.graphdoc import OpKind, RoleName
 
 
 class Form(NamedTuple):

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from penstock.errors import Bug
 from penstock.graph.ssa import Graph, GraphBuilder, OpHandle, Physical, reduce_edges
 from penstock.program.ir import Operator
-from penstock.protocol.graphdoc import OpKind
+
+if TYPE_CHECKING:
+    from penstock.protocol.graphdoc import OpKind
 
 
 class Rewriter:

@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from penstock.graph.applied import AppliedPass, Key
 from penstock.program.ir import Operator
-from penstock.protocol.graphdoc import OpKind
+
+if TYPE_CHECKING:
+    from penstock.protocol.graphdoc import OpKind
 
 Mode = Literal["local", "all_reduce", "reduce"]
 SHARED = -1

@@ -3,18 +3,18 @@
 `session()` is the door for executors and pservers; `log`, `progress` and `close` are for scripts, `exchange` and
 `end_exchange` for clients and parameter servers, `input_trace` for data sets and loaders. A process with neither an
 agent nor PENSTOCK_URL and PENSTOCK_TOKEN runs exactly the same, and nothing here costs it anything.
-Needs numpy and pydantic, not torch.
+Needs numpy, not torch, and pydantic where it is watched.
 
     events, sums, sync, exchange, input, sampling, metrics, collector, outbox, words, outcome    decide; no thread
     watch, sessions, process, sender, link                                      the threads and connections around them
+    unwatched                                                                 the same calls where nothing comes of them
 """
 
 from __future__ import annotations
 
 from penstock.telemetry.events import TraceSource
 from penstock.telemetry.process import close, end_exchange, exchange, input_trace, log, progress, session
-from penstock.telemetry.sessions import Session
-from penstock.telemetry.watch import Watch
+from penstock.telemetry.unwatched import Session, Watch
 
 __all__ = [
     "Session",

@@ -10,14 +10,17 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.errors import SpecError
 from penstock.protocol import contract
-from penstock.telemetry.exchange import ExchangeSource, TableSource
-from penstock.telemetry.input import InputTrace
 from penstock.telemetry.outcome import ExitWatch, Outcome
-from penstock.telemetry.sessions import Session, Unwatched, Watched
-from penstock.telemetry.work import WorkSource
+from penstock.telemetry.unwatched import Session, Unwatched
+
+if TYPE_CHECKING:
+    from penstock.telemetry.exchange import ExchangeSource, TableSource
+    from penstock.telemetry.input import InputTrace
+    from penstock.telemetry.work import WorkSource
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +38,7 @@ class _Process:
             with self.lock:
                 if self.session is None:
                     self.session = decide()
-                    if isinstance(self.session, Watched):
+                    if not isinstance(self.session, Unwatched):
                         self.exits.install()
                         atexit.register(self.session.close)
                         os.register_at_fork(after_in_child=self._leave_to_parent)
@@ -44,7 +47,7 @@ class _Process:
     def _leave_to_parent(self) -> None:
         """In a forked child: it has none of the threads, and the process that is watched is its parent."""
         former, self.session, self.lock = self.session, Unwatched(), threading.Lock()
-        if isinstance(former, Watched):
+        if former is not None:
             atexit.unregister(former.close)
             former.abandon()
 
@@ -62,7 +65,7 @@ def outcome() -> Outcome:
     return _process.exits.outcome()
 
 
-def decide(environ: Mapping[str, str] | None = None) -> Watched | Unwatched:
+def decide(environ: Mapping[str, str] | None = None) -> Session:
     """Return a session for an environment. One that cannot be read is logged once, and leaves the process unwatched."""
     try:
         found = contract.from_environ(environ, default_name=_default_name())
@@ -71,6 +74,8 @@ def decide(environ: Mapping[str, str] | None = None) -> Watched | Unwatched:
         return Unwatched()
     if isinstance(found, contract.UnwatchedProcess):
         return Unwatched()
+    from penstock.telemetry.sessions import Watched  # with its sockets, threads and models
+
     return Watched(found, outcome=_process.exits.outcome)
 
 

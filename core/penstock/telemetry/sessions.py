@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.identity import Role
 from penstock.process.private import read_private
@@ -41,7 +41,8 @@ from penstock.telemetry.outcome import Outcome
 from penstock.telemetry.sampling import Sampler
 from penstock.telemetry.sender import Sender
 from penstock.telemetry.tally import Tally
-from penstock.telemetry.watch import LiveWatch, NullWatch, Watch
+from penstock.telemetry.unwatched import NullWatch, Session, ThreadsOf, Watch
+from penstock.telemetry.watch import LiveWatch
 from penstock.telemetry.work import WorkSource, WorkWatch
 from penstock.version import __version__
 
@@ -50,68 +51,6 @@ CLOSE_S = 2.0
 REPORT_S = 2.0
 """How often what was counted is reported, while it changes: what a killed process had counted since is unknown."""
 _log = logging.getLogger(__name__)
-
-ThreadsOf = Callable[[], Threads | None]
-
-
-class Session(Protocol):
-    """What a process reports of itself. No method waits for a peer (`close`: at most 2 s) or raises because of one.
-
-    Here they do nothing; `Watched` sends.
-    """
-
-    def register(self, *, role: Role = "trainer", endpoint: str | None = None, index: int | None = None) -> None:
-        """Register what this process is; a pserver gives the host:port that it listens on. Default: the environment's.
-
-        Call it before anything else: an attached process that has already registered sends GOODBYE and registers again.
-        """
-        return
-
-    def watch(self, source: TraceSource, *, name: str, threads: ThreadsOf | None = None) -> Watch:
-        """Start to drain a source, one for each executor. `threads`: tells what runs its graphs, if it is watched."""
-        return NullWatch()
-
-    def exchange(
-        self, counters: ExchangeSource, *, endpoints: Sequence[str] = (), tables: TableSource | None = None,
-        mode: str = "", work: WorkSource | None = None,
-    ) -> None:  # fmt: skip
-        """Report what is exchanged with parameter servers, twice a second while it changes, from now on.
-
-        `endpoints`: the servers, in the order of the job's; a server leaves it out. `tables`: what a server's tables
-        hold; `mode`: of its rounds; `work`: what it does, and when. The same counters again: once.
-        """
-        return
-
-    def end_exchange(self, counters: ExchangeSource) -> None:
-        """Let go of the counters and tables of a client or server that ended; what they had counted is reported on."""
-        return
-
-    def input(self) -> InputTrace | None:
-        """Return where the data feed records its work; None: unwatched."""
-        return None
-
-    def log(self, step: int | None = None, **values: float) -> None:
-        """Send scalars of a step; None: the newest finished one.
-
-        Raises TypeError if the step is no integer or a value no number, ValueError if the step is not in [0, 2**63)
-        or a name cannot be written as text.
-        """
-        return
-
-    def progress(self, done: int, total: int, unit: str = "steps") -> None:
-        """Report how far the process is. Only the newest is sent, ten times a second at most.
-
-        Raises ValueError if `done` or `total` is not in [0, 2**63).
-        """
-        return
-
-    def close(self) -> None:
-        """Send what is left, then GOODBYE. Idempotent; runs at the exit of the interpreter by itself."""
-        return
-
-
-class Unwatched(Session):
-    """The session of a process that is not watched: nothing is stored, started or sent."""
 
 
 class Watched(Session):

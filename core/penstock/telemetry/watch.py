@@ -9,7 +9,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,35 +19,11 @@ from penstock.telemetry.collector import MARK, Collected, Collector, GraphPlan
 from penstock.telemetry.events import Events, TraceSource
 from penstock.telemetry.metrics import Thinner
 from penstock.telemetry.outbox import message
+from penstock.telemetry.unwatched import Watch
 
 _log = logging.getLogger(__name__)
 MAX_PLANS = 32  # documents whose preparation is remembered
 _Mark = tuple[int, int, int, int, float]
-
-
-class Watch(Protocol):
-    """What an executor reports of its runs. Every method returns at once and raises nothing; here they do nothing."""
-
-    is_watched: bool
-    """False: not watched; an executor need not build graph documents."""
-
-    def graph(self, document: GraphDocument, from_step: int = 0) -> None:
-        """Report that from step `from_step` on, runs use this graph. Call it before the first such run starts."""
-        return
-
-    def step(self, *, step: int, start_ns: int, end_ns: int, samples: int, loss: float | None) -> None:
-        """Report that a run has ended. Times: Unix; `samples`: rows fed; `loss`: None if it was not fetched."""
-        return
-
-    def close(self) -> None:
-        """Drain the source a last time; afterwards it is not touched any more. Idempotent."""
-        return
-
-
-class NullWatch(Watch):
-    """Reports of a process that is not watched: dropped."""
-
-    is_watched = False
 
 
 class LiveWatch(Watch):

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Concatenate, ParamSpec
 
 from penstock.graph.applied import AppliedPass, Edges, Form, Key
-from penstock.graph.document import kind_and_role
 from penstock.graph.ssa import Graph, OpHandle, keys_of
 
 P = ParamSpec("P")
@@ -51,6 +50,8 @@ def difference(before: Graph, after: Graph, *, name: str, title: str) -> Applied
 
 def form_of(handle: OpHandle) -> Form:
     """Return what a handle is besides its name and its operands."""
+    from penstock.graph.document import kind_and_role  # of a watched process: it loads pydantic
+
     kind, role = kind_and_role(handle)
     return Form(handle.op.type, kind, role, handle.op.module, handle.op.source)
 

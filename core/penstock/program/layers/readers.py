@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.dataset.generator_loader import PyReader
 from penstock.errors import ProgramError
 from penstock.program.layers.inputs import fluid_data
 from penstock.program.record.context import default_main_program
 from penstock.program.record.source import user_line
+
+if TYPE_CHECKING:
+    from penstock.dataset.generator_loader import PyReader
 
 
 def py_reader(
@@ -41,6 +43,8 @@ def create_py_reader_by_data(
     capacity: int, feed_list: Sequence[Any], name: str | None = None, use_double_buffer: bool = True
 ) -> PyReader:
     """Return a reader of inputs that exist, see `py_reader`."""
+    from penstock.dataset.generator_loader import PyReader  # with its threads, of programs that have such a reader
+
     return PyReader(feed_list, capacity, use_double_buffer, iterable=False)
 
 

@@ -25,6 +25,7 @@ from penstock.program.record.described import DESCRIBED
 from penstock.program.record.divisors import divisor_of_rows, largest_divisor
 from penstock.program.record.fakes import CPU, META, Fake, empty_fake, fake_of, kernels
 from penstock.program.record.fitting import FACTORS, Basis, Point, branch, multiple
+from penstock.program.record.plain_shapes import PLAIN
 from penstock.program.record.sizes import Sizes, size_of
 
 aten = torch.ops.aten
@@ -380,6 +381,11 @@ def call_on_fakes(func: Any, args: Any, kwargs: Any, *, step: int = 1) -> tuple[
         return DESCRIBED[func](*args, **kwargs), []
     leaves, structure = tree_flatten((args, kwargs))
     basis = _basis(leaves)
+    if func in PLAIN and (found := PLAIN[func](*args)) is not None:
+        symbolic = next(_symints(leaves), None)
+        made = Call(func, leaves, structure, symbolic.node.sizes if symbolic is not None else Sizes(), basis, step)
+        plain = [one and Layout(one[0], None, arithmetic.constant(0), one[1]) for one in found]
+        return _results(made, args, kwargs, plain), []
     if _is_direct(func) or not any(True for _ in _symints(leaves)):
         return _direct(func, args, kwargs, leaves), []
     sizes = next(_symints(leaves)).node.sizes
