@@ -50,7 +50,7 @@ _TERM = "server_term"
 
 
 class DatabaseAway(Unavailable):
-    """The database cannot be reached, is busy, or cannot be written; the same may go well later."""
+    """The database cannot be reached, is busy, or cannot be written; the same may go well later. Fields: cause."""
 
     code = "database_away"
 
@@ -140,7 +140,7 @@ class Database:
         """Called before the commit of a transaction that has events: adds what webhooks are to be sent of them."""
         self.trouble: DatabaseAway | None = None
         """Why a write failed lately because the database is unreachable or full."""
-        self._trouble_at = 0.0
+        self._trouble_until = 0.0
         self._has_committed = False  # since `checkpoint`
         self.taken_over = asyncio.Event()
         self._holder: AsyncConnection | None = None  # its session holds the advisory lock
@@ -187,9 +187,10 @@ class Database:
                     if request is not None and subject:
                         request.is_recorded = True
         except DatabaseAway as error:
-            self.trouble, self._trouble_at = error, time.monotonic()
+            self.trouble = error  # on a full disk some writes still find room
+            self._trouble_until = time.monotonic() + (TROUBLE_S if isinstance(error, StorageFull) else 0.0)
             raise
-        if time.monotonic() - self._trouble_at > TROUBLE_S:  # on a full disk some writes still find room
+        if time.monotonic() > self._trouble_until:
             self.trouble = None
         self.on_commit(tx.effects)
 
@@ -238,8 +239,8 @@ class Database:
             raise _away(error) from error
 
     async def try_to_write(self) -> None:
-        """Write something that changes nothing. Raises DatabaseAway if that fails, or another write has lately."""
-        if self.trouble is not None and time.monotonic() - self._trouble_at <= TROUBLE_S:
+        """Write something that changes nothing. Raises DatabaseAway if that fails, or the disk was full just now."""
+        if self.trouble is not None and time.monotonic() <= self._trouble_until:
             raise self.trouble
         async with self.write() as tx:
             await tx.session.execute(update(CounterRow).values(value=CounterRow.value))
@@ -356,8 +357,8 @@ def _away_as_such() -> Iterator[None]:
 def _away(error: Exception) -> DatabaseAway:
     cause = (str(getattr(error, "orig", None) or error).strip() or type(error).__name__).splitlines()[0][:200]
     if any(text in cause for text in _FULL):
-        return StorageFull(f"the server's disk is full: {cause}. What runs goes on; make room for what is new.")
-    return DatabaseAway(f"the database cannot be used now: {cause}. What runs goes on; try again.")
+        return StorageFull(f"the server's disk is full: {cause}. What runs goes on; make room for more.", cause=cause)
+    return DatabaseAway(f"the database cannot be used now: {cause}. What runs goes on; try again.", cause=cause)
 
 
 def _on_postgresql_connect(connection: Any, _record: Any) -> None:

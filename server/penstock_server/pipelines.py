@@ -205,6 +205,7 @@ class Publisher:
         self._showing = asyncio.Lock()  # else the older of two states that were read could be published last
         self._again_at: dict[str, datetime] = {}
         self._events: list[EventRow] = []
+        self.on_nodes: Callable[[], None] = lambda: None
 
     def mark(self, effects: Effects) -> None:
         """Note what a transaction changed."""
@@ -217,6 +218,11 @@ class Publisher:
     def mark_jobs(self, job_ids: set[str]) -> None:
         """Note jobs whose figures changed."""
         self._figures |= job_ids
+
+    def mark_nodes(self) -> None:
+        """Note that nodes are shown otherwise now, without a change of their rows."""
+        self._nodes_changed = True
+        self.on_nodes()
 
     def mark_clocks(self) -> None:
         """Note that more is known of the nodes' clocks."""

@@ -21,6 +21,7 @@ from penstock_server.services.attach import Attach
 from penstock_server.services.audit import Audit
 from penstock_server.services.changes import Changes
 from penstock_server.services.completeness import Completeness
+from penstock_server.services.conditions import Conditions
 from penstock_server.services.deliveries import Deliveries
 from penstock_server.services.diagnosis import Diagnoses
 from penstock_server.services.drains import Drains
@@ -119,6 +120,7 @@ class Runtime:
     webhooks: Webhooks
     deliveries: Deliveries
     traces: Traces
+    conditions: Conditions
     loops: list[Pipeline]
 
     async def log_offsets(self, node_id: str) -> dict[str, int]:
@@ -212,7 +214,8 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
         Drains(database, clock, agents, logs.tail),
         Stacks(database, clock, jobs, agents), Recordings(database, clock, jobs, agents),
         webhooks, Deliveries(database, clock, webhooks, Sender(settings.webhook_allow)),
-        Traces(database, clock, Collector(settings.otlp_endpoint) if settings.otlp_endpoint else None), [],
+        Traces(database, clock, Collector(settings.otlp_endpoint) if settings.otlp_endpoint else None),
+        Conditions(database, clock, settings.state_dir, hub.publish_conditions), [],
     )  # fmt: skip
     _wire(runtime, live)
     return runtime
@@ -293,6 +296,7 @@ def _wire(runtime: Runtime, live: Live) -> None:
     runtime.database.on_commit = on_commit
     runtime.scheduling.on_wake = scheduler.wake
     runtime.metrics.on_stored = on_stored
+    runtime.publisher.on_nodes = figures.wake
     runtime.loops = [
         publisher,
         listed,
@@ -300,10 +304,18 @@ def _wire(runtime: Runtime, live: Live) -> None:
         scheduler,
         refused,
         traces,
-        Loop("metrics", runtime.metrics.flush, every_s=runtime.settings.metrics_flush_s),
         Loop("leases", watch, every_s=runtime.settings.tick_s),
-        Loop("retention", runtime.sweeper.step, every_s=SWEEP_EVERY_S),
         runtime.deliveries,
+        *_by_clock(runtime),
+    ]
+
+
+def _by_clock(runtime: Runtime) -> list[Loop]:
+    """Return the loops that nothing wakes."""
+    return [
+        Loop("metrics", runtime.metrics.flush, every_s=runtime.settings.metrics_flush_s),
+        Loop("conditions", runtime.conditions.step, every_s=runtime.settings.tick_s),
+        Loop("retention", runtime.sweeper.step, every_s=SWEEP_EVERY_S),
         Loop("ownership", runtime.database.keep, every_s=KEEP_EVERY_S),
         Loop("checkpoint", runtime.database.checkpoint, every_s=CHECKPOINT_EVERY_S),
     ]

@@ -11,6 +11,8 @@ from pathlib import Path
 from playwright.sync_api import Page, expect
 from tests.e2e.conftest import Open, RunningServer, start_server, stop
 from tests.e2e.feeder import TRACEBACK, Feeder, exchange
+from tests.e2e.inspection import axe_source, complaints
+from tests.support.disks import filled, small_disk
 
 Feed = Callable[..., Feeder]
 
@@ -277,3 +279,28 @@ def _upgrade(files: Path) -> None:
         (files / "assets" / f"{name}{ending}").rename(files / "assets" / f"index-newer.js{ending}")
     index.write_text(index.read_text().replace(name, "index-newer.js"))
     index.with_name("index.html.gz").unlink()
+
+
+def test_a_full_disk_of_the_server_is_shown_on_every_view(open_page: Open, tmp_path: Path, page_files: Path) -> None:
+    state = tmp_path / "state"
+    with small_disk(state, "64m"):
+        running, process = start_server(state, page_files)
+        try:
+            watched = open_page("/", login=False)
+            watched.expected = ("WebSocket", "ERR_CONNECTION_REFUSED", "Failed to load")
+            page = watched.page
+            page.goto(running.login_url())
+            expect(page.get_by_text("No jobs yet")).to_be_visible()
+            banner = page.get_by_test_id("condition")
+            expect(banner).to_have_count(0)
+            with filled(state):
+                expect(banner).to_contain_text(re.compile(r"disk is full since \d\d:\d\d:\d\d"))
+                expect(banner).to_contain_text("Running jobs go on; agents keep logs")
+                page.get_by_role("link", name="Nodes").click()
+                expect(banner).to_contain_text("Free disk space on the server")
+                page.evaluate(axe_source())
+                for theme in ("dark", "light"):
+                    assert [one for width in (1440, 390) for one in complaints(page, width, theme, [])] == []
+            expect(banner).to_have_count(0, timeout=30_000)
+        finally:
+            stop(process)

@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 import pytest
 from tests.server.postgres_cluster import Cluster
+from tests.support.disks import filled
 from tests.support.waiting import until
 from tools.chaos.faults import Faults
 from tools.chaos.invariants import check
@@ -192,14 +192,11 @@ def database_down(bed: Bed, for_s: float) -> Iterator[None]:
 def disk_full(bed: Bed, folder: Path, for_s: float) -> Iterator[None]:
     """The small file system of a node, or of the server, is full."""
     began = time.time()
-    with (folder / "fill").open("wb", buffering=0) as fill, contextlib.suppress(OSError):
-        while True:
-            fill.write(bytes(1 << 16))
     try:
-        yield
-        time.sleep(for_s)
+        with filled(folder):
+            yield
+            time.sleep(for_s)
     finally:
-        (folder / "fill").unlink()
         bed.world.note_outage(None, began)
 
 
@@ -259,17 +256,6 @@ def stale_epoch(bed: Bed, job: str) -> Iterator[None]:
     states = {one["id"]: one["state"] for one in bed.world.job(job)["replicas"]}
     assert all(states[one["id"]] == one["state"] for one in replicas), states
     yield
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[None]:
-    """Mount a small file system. Needs root."""
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", str(folder)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def _environ() -> dict[str, str]:

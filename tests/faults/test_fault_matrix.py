@@ -15,6 +15,7 @@ import pytest
 from tests.faults import cells
 from tests.faults.cells import PHASES, Bed
 from tests.server.postgres_cluster import cluster
+from tests.support.disks import small_disk
 from tools.chaos.history import Limits
 from tools.chaos.world import World
 from tools.hosts.namespaces import Namespaces
@@ -143,6 +144,6 @@ def test_database_is_down(tmp_path: Path, phase: str) -> None:
 @pytest.mark.parametrize("phase", ["queued", "running", "stopping"])
 def test_disk_is_full(tmp_path: Path, whose: str, phase: str) -> None:
     state = tmp_path / "world" / whose / "state"
-    with cells.small_disk(state, "24m"), World(tmp_path / "world", num_nodes=1, limits=LIMITS) as world:
+    with small_disk(state, "48m"), World(tmp_path / "world", num_nodes=1, limits=LIMITS) as world:
         bed = Bed(world)
         play(bed, phase, lambda _: cells.disk_full(bed, state, 8.0))

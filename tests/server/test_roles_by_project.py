@@ -26,6 +26,7 @@ pytestmark = pytest.mark.asyncio
 
 BY_PROJECT = {
     "submit_job", "plan_job", "list_jobs", "count_jobs", "list_replicas", "get_graph", "list_projects", "list_nodes",
+    "list_conditions",
     "list_pilots",
     "upload_snapshot", "get_openapi", "create_token", "list_tokens", "revoke_token", "list_audit", "create_login_code",
     "stream", "get_node", "get_project", "get_token", "create_webhook", "list_webhooks", "remove_webhook",
@@ -124,6 +125,7 @@ async def test_lists_and_searches_show_own_projects_alone(server: Server) -> Non
         assert await items(client, "/api/v1/replicas", job_id=jobs["a"]["id"]) == []
         assert [one["name"] for one in await items(client, "/api/v1/projects")] == ["b", "c"]
         assert len(await items(client, "/api/v1/nodes")) == 1
+        assert await items(client, "/api/v1/conditions") == []
         assert await items(client, "/api/v1/node-loads") == await items(server.http, "/api/v1/node-loads")
         assert (await client.get("/metrics")).status_code == 403
 

@@ -204,11 +204,11 @@ async def test_nothing_is_sent_while_it_cannot_be_noted(sqlite_server: Server, m
         runtime.deliveries._sender = Sender([LOOPBACK])
         made = await add(sqlite_server, receiver, events=["QUEUED"])
         monkeypatch.setattr(runtime.database, "trouble", StorageFull("no space"))
-        monkeypatch.setattr(runtime.database, "_trouble_at", time.monotonic() + 3600)
+        monkeypatch.setattr(runtime.database, "_trouble_until", time.monotonic() + 3600)
         await sqlite_server.submit()
         await until_async(lambda: runtime.deliveries._troubles.get(made["id"], 0) >= 2)
         assert receiver.got == []
-        runtime.database.trouble, runtime.database._trouble_at = None, 0.0
+        runtime.database.trouble, runtime.database._trouble_until = None, 0.0
         await receiver.received(1)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.server.harness import FakeAgent, FakeClock, Server, running, settings_for
 from tests.server.postgres_cluster import Cluster
-from tests.support.waiting import until_answer
+from tests.support.waiting import LIMIT_S, until_answer
 
 from penstock.protocol.frames import Kind
 from penstock_server.db import DatabaseAway
@@ -76,6 +77,43 @@ async def test_a_full_disk_is_an_answer_and_costs_no_node(
             assert answer["stored"] is False
             assert (await server.job(job["id"]))["state"] == "RUNNING"
     assert "Traceback" not in capfd.readouterr().err
+
+
+async def conditions(server: Server) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await server.http.get("/api/v1/conditions")).json()["items"]
+    return found
+
+
+async def test_a_full_disk_is_a_condition_that_browsers_get(full_disk: None, tmp_path: Path) -> None:
+    async with running(settings_for(tmp_path)) as server, server.browser() as browser:
+        await browser.ws.send(json.dumps({"type": "subscribe", "id": 1, "topic": "server"}))
+        assert [m["conditions"] for m in await browser.of("conditions")] == [[]]
+        assert await conditions(server) == []
+        await until_full(server)
+        [first, *_] = await browser.of("conditions", lambda m: bool(m["conditions"]))
+        [found] = first["conditions"]
+        assert (found["code"], found["detail"]) == ("storage_full", "database or disk is full")
+        assert await conditions(server) == [found]
+
+
+async def test_a_database_that_is_away_is_a_condition_till_it_is_back(tmp_path: Path, postgres_apart: Cluster) -> None:
+    """Meanwhile a browser gets no list, but its connection stays."""
+    async with running(settings_for(tmp_path, postgres_apart.url)) as server, server.browser() as browser:
+        await browser.ws.send(json.dumps({"type": "subscribe", "id": 1, "topic": "server"}))
+        postgres_apart.stop("immediate")
+        began = datetime.now(UTC)
+        [first, *_] = await browser.of("conditions", lambda m: bool(m["conditions"]))
+        [found] = first["conditions"]
+        assert found["code"] == "database_away"
+        assert abs((datetime.fromisoformat(found["since"]) - began).total_seconds()) < LIMIT_S
+        assert await conditions(server) == [found], "one begin, however often it is looked at"
+        await browser.ws.send(json.dumps({"type": "subscribe", "id": 2, "topic": "jobs"}))
+        [failed] = await browser.of("unavailable")
+        assert failed["id"] == 2
+        postgres_apart.start()
+        await until_answer(lambda: conditions(server), lambda found: found == [])
+        assert [m["conditions"] for m in await browser.of("conditions")][-1] == []
+        assert (await browser.subscribe(2, topic="jobs"))["jobs"] == []
 
 
 def point(step: int) -> dict[str, Any]:

@@ -17,14 +17,15 @@ import "./styles/token-form.css";
 import { effect } from "@preact/signals";
 import { render } from "preact";
 import { listenToKeys } from "./keyboard";
+import { Banners } from "./parts/banners";
 import { Empty, ErrorCard, Link } from "./parts/basics";
 import { Overlays } from "./parts/overlays";
 import { Top } from "./parts/top";
 import { navigate, route } from "./router";
 import { stream } from "./socket";
+import { followConditions } from "./store/conditions";
 import { currentJob, jobsStore } from "./store/current";
 import { JobsStore } from "./store/jobs";
-import { outdated } from "./store/release";
 import { askSession, session } from "./store/session";
 import { exposeForTests } from "./testhooks";
 import { JobPage } from "./views/job";
@@ -83,14 +84,7 @@ function App() {
         Skip to content
       </a>
       <Top />
-      {outdated.value && (
-        <div class="banner" role="status" data-testid="outdated">
-          The server was upgraded and has a newer dashboard: what this page shows may be stale.{" "}
-          <button type="button" class="btn small" onClick={() => location.reload()}>
-            Reload
-          </button>
-        </div>
-      )}
+      <Banners />
       <Page />
       <div class="sr" role="status" aria-live="polite" data-testid="announcer">
         {announcement()}
@@ -118,6 +112,17 @@ effect(() => {
   if (!inside && store !== null) {
     store.dispose();
     jobsStore.value = null;
+  }
+});
+
+/** Before the list of jobs, which needs the database. */
+let leaveConditions: (() => void) | null = null;
+effect(() => {
+  const inside = session.value.state === "in";
+  if (inside && leaveConditions === null) leaveConditions = followConditions();
+  if (!inside && leaveConditions !== null) {
+    leaveConditions();
+    leaveConditions = null;
   }
 });
 

@@ -18,6 +18,8 @@ export interface Subscription {
   readonly onFrame?: (frame: Frame) => void;
 }
 
+/** After which a subscription is made again for which the server could not read its database. */
+const RESUBSCRIBE_MS = 2000;
 const BACKOFF_MS = [250, 500, 1000, 2000, 4000, 8000] as const;
 
 export class StreamSocket {
@@ -99,7 +101,8 @@ export class StreamSocket {
     this.#heardAt = Date.now();
     if (typeof data === "string") {
       const message = JSON.parse(data) as ServerMessage;
-      this.#subscriptions.get(message.id)?.onMessage(message);
+      if (message.type === "unavailable") this.#resubscribeLater(message.id);
+      else this.#subscriptions.get(message.id)?.onMessage(message);
       return;
     }
     let frame: Frame;
@@ -111,6 +114,16 @@ export class StreamSocket {
       return;
     }
     for (const subscription of this.#subscriptions.values()) subscription.onFrame?.(frame);
+  }
+
+  #resubscribeLater(id: number): void {
+    const socket = this.#socket;
+    setTimeout(() => {
+      const subscription = this.#subscriptions.get(id);
+      // A connection made since has subscribed to everything.
+      if (subscription === undefined || this.#socket !== socket) return;
+      this.#send({ type: "subscribe", id, ...subscription.request() });
+    }, RESUBSCRIBE_MS);
   }
 
   #send(message: Readonly<Record<string, unknown>>): void {

@@ -40,6 +40,7 @@ export interface Page<T> {
   readonly next_page_token: string | null;
 }
 
+export type ServerCondition = Schemas["ServerCondition"];
 export type ServerMessage = Schemas["ServerMessage"];
 export type JobSnapshot = Schemas["JobSnapshot"];
 export type Figures = Schemas["Figures"];

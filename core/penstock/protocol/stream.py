@@ -39,6 +39,14 @@ class SubscribeJob(Message):
     log_offsets: dict[str, Offset] = Field(default_factory=dict)
 
 
+class SubscribeServer(Message):
+    """Follow the conditions of the server."""
+
+    type: Literal["subscribe"]
+    id: int
+    topic: Literal["server"]
+
+
 class Unsubscribe(Message):
     """Stop following."""
 
@@ -52,9 +60,11 @@ class Credit(Message):
     type: Literal["credit"]
 
 
-Subscribe = Annotated[SubscribeJobs | SubscribeJob, Field(discriminator="topic")]
+Subscribe = Annotated[SubscribeJobs | SubscribeJob | SubscribeServer, Field(discriminator="topic")]
 FromBrowser = Annotated[Subscribe | Unsubscribe | Credit, Field(union_mode="left_to_right")]
-FROM_BROWSER: TypeAdapter[SubscribeJobs | SubscribeJob | Unsubscribe | Credit] = TypeAdapter(FromBrowser)
+FROM_BROWSER: TypeAdapter[SubscribeJobs | SubscribeJob | SubscribeServer | Unsubscribe | Credit] = TypeAdapter(
+    FromBrowser
+)
 
 # Server to browser
 
@@ -64,6 +74,7 @@ Job = Annotated[dict[str, Any], WithJsonSchema({REST: "Job"})]
 Progress = Annotated[dict[str, Any], WithJsonSchema({REST: "Progress"})]
 Node = Annotated[dict[str, Any], WithJsonSchema({REST: "Node"})]
 Event = Annotated[dict[str, Any], WithJsonSchema({REST: "Event"})]
+Condition = Annotated[dict[str, Any], WithJsonSchema({REST: "ServerCondition"})]
 
 
 class Points(TypedDict):
@@ -188,6 +199,22 @@ class EventAdded(TypedDict):
     event: Event
 
 
+class ConditionsChanged(TypedDict):
+    """All conditions of the server as they are now; none: all is well."""
+
+    type: Literal["conditions"]
+    id: int
+    conditions: list[Condition]
+
+
+class SubscriptionFailed(TypedDict):
+    """The database could not be read for a subscription, which has ended: subscribe again."""
+
+    type: Literal["unavailable"]
+    id: int
+    detail: str
+
+
 ServerMessage = (
     JobsSnapshot
     | JobSnapshot
@@ -200,6 +227,8 @@ ServerMessage = (
     | Gap
     | Degraded
     | EventAdded
+    | ConditionsChanged
+    | SubscriptionFailed
 )
 
 

@@ -119,8 +119,9 @@ async def _message(runtime: Runtime, link: AgentLink, message: FromAgent) -> Non
             )  # fmt: skip
             if offset is not None and runtime.agents.note_clock(link, offset):
                 runtime.publisher.mark_clocks()
-            if message.disk is not None:
-                runtime.agents.note_disk(link, message.disk)
+            if message.disk is not None and runtime.agents.note_disk(link, message.disk):
+                runtime.publisher.mark_nodes()
+                runtime.scheduling.wake()
             if message.ends_in_s is not None:
                 link.ends_at = runtime.clock.monotonic() + message.ends_in_s
             if leaving and not link.leaving:

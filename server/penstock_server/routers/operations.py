@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import Request, Response
 from prometheus_client import generate_latest
-from sqlalchemy import text
 
 from penstock_server.auth.principal import by_project, scoped, unauthenticated
 from penstock_server.db import DatabaseAway
@@ -14,6 +13,8 @@ from penstock_server.problems import Problem
 from penstock_server.routers.deps import Server
 from penstock_server.routers.guarded import guarded_router
 from penstock_server.schemas import api
+from penstock_server.schemas.conditions import ServerCondition
+from penstock_server.services.conditions import check
 
 router = guarded_router(tag="operations")
 
@@ -32,15 +33,20 @@ async def get_health() -> api.Health:
 async def get_readiness(server: Server) -> api.Health:
     """The server can do its work: the database answers, and takes writes."""
     try:
-        if server.database.trouble is not None:
-            await server.database.try_to_write()
-        async with server.database.read() as session:
-            await session.execute(text("SELECT 1"))
+        await check(server.database)
     except DatabaseAway as error:
         raise Problem(503, error.code, str(error)) from error
     except Exception as error:  # whatever the driver raises, the answer is the same
         raise Problem(503, "database_away", f"the database does not answer: {type(error).__name__}") from error
     return api.Health()
+
+
+@router.get("/api/v1/conditions", operation_id="listConditions")
+@scoped("read")
+@by_project  # they are of the whole server
+async def list_conditions(server: Server) -> api.Items[ServerCondition]:
+    """List what keeps the server from storing what it receives; nothing if all is well. Needs no database."""
+    return api.Items(items=server.conditions.all())
 
 
 @router.get(

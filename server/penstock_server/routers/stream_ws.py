@@ -11,15 +11,19 @@ from penstock.protocol.frames import Kind
 from penstock.protocol.states import TERMINAL_JOB
 from penstock.protocol.stream import (
     FROM_BROWSER,
+    ConditionsChanged,
     Credit,
     JobSnapshot,
     Points,
     SubscribeJob,
     SubscribeJobs,
+    SubscribeServer,
+    SubscriptionFailed,
     Unsubscribe,
 )
 from penstock.protocol.wire import parse
 from penstock_server.auth.principal import by_project, scoped
+from penstock_server.db import DatabaseAway
 from penstock_server.guard import principal_of
 from penstock_server.problems import NotFound
 from penstock_server.routers.deps import runtime_of
@@ -28,7 +32,7 @@ from penstock_server.runtime import Runtime
 from penstock_server.schemas import api
 from penstock_server.secrecy import Sight
 from penstock_server.streams.browser import MAX_REPLAY_BYTES, Browser, SlowBrowser, replay
-from penstock_server.streams.hub import SHOWN, Subscription
+from penstock_server.streams.hub import SERVER, SHOWN, Subscription
 from penstock_server.streams.queue import SLOW, LogWish
 from penstock_server.streams.socket import close, converse, receive
 
@@ -70,14 +74,32 @@ async def _read(socket: WebSocket, runtime: Runtime, browser: Browser) -> None:
         if isinstance(text, bytes):
             raise PeerError("a browser sends text messages only")
         match message := parse(FROM_BROWSER, text):
-            case SubscribeJobs():
-                await _follow_jobs(runtime, browser, message.id)
-            case SubscribeJob():
-                await _follow_job(runtime, browser, message)
+            case SubscribeJobs() | SubscribeJob():
+                await _follow(runtime, browser, message)
+            case SubscribeServer():
+                _follow_server(runtime, browser, message.id)
             case Unsubscribe():
                 browser.unsubscribe(message.id)
             case Credit():
                 continue
+
+
+async def _follow(runtime: Runtime, browser: Browser, message: SubscribeJobs | SubscribeJob) -> None:
+    """Begin a subscription. While the database cannot be read it ends again, and the connection stays."""
+    try:
+        if isinstance(message, SubscribeJob):
+            await _follow_job(runtime, browser, message)
+        else:
+            await _follow_jobs(runtime, browser, message.id)
+    except DatabaseAway as error:
+        browser.unsubscribe(message.id)
+        failed = SubscriptionFailed(type="unavailable", id=message.id, detail=str(error))
+        browser.queue.put_state(f"unavailable:{message.id}", failed)
+
+
+def _follow_server(runtime: Runtime, browser: Browser, number: int) -> None:
+    subscription = browser.subscribe(number, None, frozenset({SERVER}), {})
+    subscription.begin(ConditionsChanged(type="conditions", id=number, conditions=runtime.conditions.views()))
 
 
 async def _follow_jobs(runtime: Runtime, browser: Browser, number: int) -> None:

@@ -160,9 +160,18 @@ BEHIND = "waits behind others, the first of which waits for room"
 
 def disconnected(names: Sequence[str]) -> str:
     """Describe a job that waits for nodes that are READY, but whose agents are not connected now."""
-    shown = ", ".join(repr(name) for name in names[:3]) + (" …" if len(names) > 3 else "")
     whose = "agent of node" if len(names) == 1 else "agents of nodes"
-    return f"waits for a node: the {whose} {shown} {'is' if len(names) == 1 else 'are'} not connected"
+    return f"waits for a node: the {whose} {_shown(names)} {'is' if len(names) == 1 else 'are'} not connected"
+
+
+def full_disks(names: Sequence[str]) -> str:
+    """Describe a job that waits for nodes that are READY, but whose disks are full."""
+    whose = "disk of node" if len(names) == 1 else "disks of nodes"
+    return f"waits for a node: the {whose} {_shown(names)} {'is' if len(names) == 1 else 'are'} full"
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names[:3]) + (" …" if len(names) > 3 else "")
 
 
 def _explain(needs: Sequence[Need], stuck: Need, rooms: Sequence[Room]) -> Waits:

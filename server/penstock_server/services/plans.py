@@ -7,6 +7,7 @@ from sqlalchemy import select
 from penstock.protocol.jobspec import JobSpec
 from penstock.protocol.states import NodeState
 from penstock_server.db import Database
+from penstock_server.diskspace import is_full
 from penstock_server.schemas import api
 from penstock_server.services.fairness import Terms, Use, over_quota
 from penstock_server.services.pilots import STAYS, place_job, takes
@@ -51,6 +52,8 @@ class Plans:
             reason = f"is {row.state}"
         elif self._agents.get(row.id) is None:
             reason = "its agent is not connected"
+        elif is_full(self._agents.disk_of(row.id)):
+            reason = "its disk is full"
         else:
             reason = found.get(row.id, "is a pilot that drains, has another job, or leaves before max_duration_s")
         return api.PlannedNode(id=row.id, name=row.name, state=NodeState(row.state), replicas=replicas, reason=reason)

@@ -25,7 +25,7 @@ from penstock_server.services.lines import Lines, Reasons, not_before
 from penstock_server.services.pilots import Stay, bound, place_job
 from penstock_server.services.placement import BEHIND, Amounts, Chosen, Need, Room, Waits, take
 from penstock_server.services.starting import Basis, Placement, start
-from penstock_server.services.survey import nowhere, rooms_of, stays_of, terms, uses
+from penstock_server.services.survey import Absent, nowhere, rooms_of, stays_of, terms, uses
 from penstock_server.streams.agents import Agents
 from penstock_server.tables import JobRow
 
@@ -44,7 +44,7 @@ class _Survey:
 
     now: datetime
     rooms: list[Room]
-    absent: list[str]
+    absent: Absent
     stays: dict[str, Stay]
     basis: Basis
     lines: Lines

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import func, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock.protocol.states import ACTIVE_JOB, LIVE_REPLICA, NodeState
+from penstock_server.diskspace import is_full
 from penstock_server.services.fairness import Terms, Use
 from penstock_server.services.pilots import Stay
-from penstock_server.services.placement import Amounts, Room, Waits, disconnected, place
+from penstock_server.services.placement import Amounts, Room, Waits, disconnected, full_disks, place
 from penstock_server.streams.agents import AgentLink, Agents
 from penstock_server.tables import JobRow, NodeRow, ProjectRow, ReplicaRow
 
@@ -30,12 +32,24 @@ _ROOMS = select(  # columns: an object of each node would be most of what a pass
 )
 
 
-async def rooms_of(session: AsyncSession, agents: Agents) -> tuple[list[Room], list[str]]:
-    """Return the READY nodes whose agents are connected, and the names of those whose are not (yet)."""
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Names of READY nodes that take no job now: their agents are not connected (yet), or their disks are full."""
+
+    disconnected: list[str]
+    full: list[str]
+
+
+async def rooms_of(session: AsyncSession, agents: Agents) -> tuple[list[Room], Absent]:
+    """Return the READY nodes whose agents are connected and whose disks have room, and the names of the others."""
     found = await session.execute(_ROOMS.where(NodeRow.state == NodeState.READY).order_by(NodeRow.id))
     ready = found.all()
-    nodes = [node for node in ready if agents.get(node.id) is not None]
-    absent = [node.name for node in ready if agents.get(node.id) is None]
+    connected = [node for node in ready if agents.get(node.id) is not None]
+    nodes = [node for node in connected if not is_full(agents.disk_of(node.id))]
+    absent = Absent(
+        [node.name for node in ready if agents.get(node.id) is None],
+        [node.name for node in connected if is_full(agents.disk_of(node.id))],
+    )
     if not nodes:
         return [], absent
     used: dict[str | None, Amounts] = defaultdict(lambda: (0, 0, 0))
@@ -111,8 +125,10 @@ async def terms(session: AsyncSession) -> dict[str, Terms]:
     return {name: Terms(share, cpus, gpus, jobs) for name, share, cpus, gpus, jobs in rows}
 
 
-def nowhere(absent: Sequence[str]) -> str:
-    """Describe why no job is placed. `absent`: nodes that are READY, but not connected."""
+def nowhere(absent: Absent) -> str:
+    """Describe why no job is placed."""
     none = place((), ())
     assert isinstance(none, Waits)  # without a node
-    return disconnected(absent) if absent else none.why
+    if absent.full:
+        return full_disks(absent.full)
+    return disconnected(absent.disconnected) if absent.disconnected else none.why

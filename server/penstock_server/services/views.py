@@ -12,11 +12,13 @@ from pydantic import BaseModel
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from penstock.protocol.agent import DiskSpace
 from penstock.protocol.clocks import ClockOffset
 from penstock.protocol.environment import is_secret
 from penstock.protocol.masking import MASK
 from penstock.protocol.states import LIVE_REPLICA, JobState, NodeState
 from penstock_server.auth.principal import Principal
+from penstock_server.diskspace import free_of, is_full
 from penstock_server.schemas import api
 from penstock_server.secrecy import SEES_ENV
 from penstock_server.services import budget
@@ -76,13 +78,13 @@ async def node_views(session: AsyncSession, rows: Iterable[NodeRow], agents: Age
     used = {node_id: (int(cpus), count) for node_id, cpus, count in await session.execute(statement)}
     shown = []
     for number, row in enumerate(rows, 1):
-        shown.append(_node_view(row, used.get(row.id, (0, 0)), agents.clock_of(row.id), at))
+        shown.append(_node_view(row, used.get(row.id, (0, 0)), agents, at))
         if number % NODES == 0:
             await asyncio.sleep(0)
     return shown
 
 
-def _node_view(row: NodeRow, used: tuple[int, int], clock: ClockOffset | None, at: datetime) -> api.Node:
+def _node_view(row: NodeRow, used: tuple[int, int], agents: Agents, at: datetime) -> api.Node:
     cpus, num_replicas = used
     drain_by = row.drain_by if row.state == NodeState.DRAINING else None
     return api.Node.model_validate(
@@ -92,11 +94,23 @@ def _node_view(row: NodeRow, used: tuple[int, int], clock: ClockOffset | None, a
             "replicas": num_replicas,
             "version": row.agent_version,
             "etag": str(row.version),
-            "clock": _clock_view(clock),
+            "clock": _clock_view(agents.clock_of(row.id)),
+            "findings": [*row.findings, *_disk_findings(agents.disk_of(row.id))],
             "drain_by": drain_by,
             "drain_left_s": None if drain_by is None else max(0.0, (drain_by - at).total_seconds()),
         }
     )
+
+
+def _disk_findings(disk: DiskSpace | None) -> list[dict[str, str]]:
+    """Return what is wrong with a node's disk, as its last heartbeat says."""
+    if disk is None or not is_full(disk):
+        return []
+    detail = (
+        f"the disk of the agent's state folder is full: {free_of(disk)}. Replicas on the node go on, but their logs, "
+        "checkpoints and spooled telemetry do not fit; no new job starts there"
+    )
+    return [{"name": "disk", "level": "error", "detail": detail, "advice": "Free disk space on the node"}]
 
 
 def _clock_view(offset: ClockOffset | None) -> api.NodeClock | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.protocol.agent import DiskSpace, PilotTerms
 from penstock.protocol.clocks import ClockOffset
+from penstock_server.diskspace import is_full
 from penstock_server.problems import Conflict
 from penstock_server.streams.nodeload import NodeLoads
 from penstock_server.streams.socket import Outbox
@@ -79,9 +80,11 @@ class Agents:
         self._clocks[link.node_id] = offset
         return True
 
-    def note_disk(self, link: AgentLink, disk: DiskSpace) -> None:
-        """Note the space that a node's agent has left."""
+    def note_disk(self, link: AgentLink, disk: DiskSpace) -> bool:
+        """Note the space that a node's agent has left; return whether its disk has become full, or has room again."""
+        before = self._disks.get(link.node_id)
         self._disks[link.node_id] = disk
+        return is_full(disk) != is_full(before)
 
     def disk_of(self, node_id: str) -> DiskSpace | None:
         """Return a node's disk space of its last heartbeat since this server started; of an older agent None."""

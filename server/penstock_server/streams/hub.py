@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.protocol.frames import Header, Kind
-from penstock.protocol.stream import EventAdded, Figures, GraphUsed, Points, ServerMessage, StreamGraph
+from penstock.protocol.stream import (
+    ConditionsChanged,
+    EventAdded,
+    Figures,
+    GraphUsed,
+    Points,
+    ServerMessage,
+    StreamGraph,
+)
 from penstock_server.secrecy import ALL, Sight, without_env
 from penstock_server.streams.queue import BrowserQueue, Encoded, LogWish, append_points, encode
 
@@ -21,13 +29,15 @@ _PART: dict[Kind, str] = {
     Kind.INPUT_EVENTS: "ops",
 }  # fmt: skip
 SHOWN = frozenset(_PART)
+SERVER = "server"
+"""The part of a subscription to the conditions of the server; it has no other."""
 LOST = "FRAMES"
 """Kind under which a gap counts whole frames that a broken connection took with it."""
 
 
 @dataclass(slots=True, eq=False)
 class Subscription:
-    """One browser's interest in one job (`job_id`), or in the list of jobs (None).
+    """One browser's interest in one job (`job_id`), or in the list of jobs (None), or in the server (None, `SERVER`).
 
     `sight`: what its browser sees of jobs; `shown`: of the list of jobs, those that it sees, if that is not all.
     `ready`: frames are delivered; before it they wait in the job's ring, and `num_lost` counts those that never came.
@@ -133,11 +143,14 @@ class Hub:
     def __init__(self) -> None:
         self._of_job: dict[str, set[Subscription]] = defaultdict(set)
         self._of_list: set[Subscription] = set()
+        self._of_server: set[Subscription] = set()
         self._recent: dict[str, Recent] = defaultdict(Recent)
 
     def add(self, subscription: Subscription) -> None:
         """Start delivering to a subscription."""
-        if subscription.job_id is None:
+        if SERVER in subscription.parts:
+            self._of_server.add(subscription)
+        elif subscription.job_id is None:
             self._of_list.add(subscription)
         else:
             self._of_job[subscription.job_id].add(subscription)
@@ -146,6 +159,7 @@ class Hub:
         """Stop delivering to a subscription."""
         subscription.queue.forget(subscription.id)
         self._of_list.discard(subscription)
+        self._of_server.discard(subscription)
         if subscription.job_id is not None:
             self._of_job[subscription.job_id].discard(subscription)
             if not self._of_job[subscription.job_id]:
@@ -194,6 +208,12 @@ class Hub:
         text = encode(nodes)
         for sub in self._of_list:
             sub.put_state("nodes", Encoded.of("nodes", sub.id, "nodes", text))
+
+    def publish_conditions(self, conditions: list[dict[str, Any]]) -> None:
+        """Send the conditions of the server as they are now."""
+        for sub in self._of_server:
+            message = ConditionsChanged(type="conditions", id=sub.id, conditions=conditions)
+            sub.put_state("conditions", message)
 
     def publish_event(self, job_id: str | None, event: dict[str, Any]) -> None:
         """Send a change of state."""

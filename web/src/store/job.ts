@@ -225,6 +225,9 @@ export class JobStore {
       case "nodes":
         this.nodes.value = message.nodes;
         return;
+      case "conditions":
+      case "unavailable":
+        return; // of the server and of the connection: never of a job
       default:
         // A newer server may send more than this dashboard knows; what it knows stays right without it.
         message satisfies never;

@@ -17,7 +17,12 @@ export function mayChangeNodes(): boolean {
   return session.value.state === "in" && session.value.everywhere && session.value.scopes.includes("admin");
 }
 
+const RETRY_MS = 3000;
+let retry: ReturnType<typeof setTimeout> | undefined;
+
+/** While the server cannot answer, the call is retried every few seconds. */
 export async function askSession(): Promise<void> {
+  clearTimeout(retry);
   try {
     const me = await api.me();
     session.value = { state: "in", name: me.name, scopes: me.scopes, everywhere: me.projects === null };
@@ -26,6 +31,7 @@ export async function askSession(): Promise<void> {
     const refused = error.status === 401 || error.status === 403;
     session.value = refused ? { state: "out" } : { state: "unreachable", error };
     if (refused) stream.close();
+    else retry = setTimeout(() => void askSession(), RETRY_MS);
   }
 }
 
