@@ -25,9 +25,11 @@ from penstock_server.auth.principal import Principal
 from penstock_server.db import Database, Effects, Tx
 from penstock_server.runtime import Runtime, build
 from penstock_server.schemas import api
+from penstock_server.services.backfill import LOOKED_AT
 from penstock_server.services.fairness import Line
 from penstock_server.services.lines import AHEAD
 from penstock_server.services.pilots import Stay
+from penstock_server.services.placement import BEHIND
 from penstock_server.services.scheduling import JOBS_AT_ONCE, LASTS_S
 from penstock_server.streams.agents import AgentLink
 from penstock_server.tables import JobRow, ProjectRow, ReplicaRow
@@ -45,20 +47,20 @@ class Site:
 
     runtime: Runtime
 
-    async def join(self, name: str, *, cpus: int) -> str:
+    async def join(self, name: str, *, cpus: int, labels: dict[str, str] | None = None) -> str:
         """Join a node, and connect its agent."""
         async with self.runtime.database.write() as tx:
             made = self.runtime.tokens.mint(tx, "join", "join token", [], expires_in_s=300)
         size = {"cpus": cpus, "gpus": 0, "memory_bytes": 64 << 30}
         body = api.NodeJoin(join_token=made.secret, name=name, host=f"{name}.test", version="1", **size)
         node_id = (await self.runtime.nodes.join(body)).node_id
-        await self.connect(node_id)
+        await self.connect(node_id, labels)
         return node_id
 
-    async def connect(self, node_id: str) -> AgentLink:
+    async def connect(self, node_id: str, labels: dict[str, str] | None = None) -> AgentLink:
         link = AgentLink(node_id, self.runtime.clock.monotonic())
         self.runtime.agents.connect(link, alive_s=1.0)
-        await self.runtime.reports.hello(node_id, Hello(version="1", boot_id="b", replicas=[]))
+        await self.runtime.reports.hello(node_id, Hello(version="1", boot_id="b", replicas=[], labels=labels or {}))
         return link
 
     async def submit(self, name: str = "job", **spec: Any) -> str:
@@ -369,3 +371,40 @@ async def test_plan_is_no_submission(site: Site) -> None:
     plan = await site.runtime.plans.of(JobSpec(name="plan", entrypoint=["true"]))
     assert (plan.would_start, noted) == (False, [])
     assert "waits behind others" in plan.why
+
+
+def cores(cpus: int) -> Any:
+    return {"count": 1, "cpus": cpus, "memory": "1MiB"}
+
+
+async def test_job_for_a_busy_label_reserves_that_node_alone(site: Site) -> None:
+    east, west = await site.join("east", cpus=4, labels={"zone": "east"}), await site.join("west", cpus=2)
+    busy = await site.submit("busy", trainers=cores(3), node_selector={"zone": "east"})
+    await site.runtime.scheduling.run()
+    waits = await site.submit("waits", trainers=cores(2), node_selector={"zone": "east"})
+    small = [await site.submit(f"small-{number}", trainers=ONE) for number in range(3)]
+    assert await site.runtime.scheduling.run() == 2
+    assert [await site.nodes_of(one) for one in small] == [{west}, {west}, set()], (
+        "one core of east is free, and stays so"
+    )
+    assert "waits behind others" in (await site.runtime.jobs.get(small[2])).why
+    assert "waits for room" in (await site.runtime.jobs.get(waits)).why
+    spec = JobSpec.model_validate({"name": "p", "entrypoint": ["true"], "trainers": ONE})
+    plan = await site.runtime.plans.of(spec)
+    assert (plan.would_start, plan.why) == (False, BEHIND)
+    await site.end(busy)
+    await site.runtime.scheduling.run()
+    assert [await site.nodes_of(one) for one in (waits, small[2])] == [{east}, {east}]
+
+
+async def test_many_jobs_for_a_busy_label_hold_no_other_project(site: Site) -> None:
+    await site.join("east", cpus=1, labels={"zone": "east"})
+    west = await site.join("west", cpus=1)
+    for number in range(LOOKED_AT + 3):
+        newest = await site.submit(f"job-{number}", trainers=ONE, node_selector={"zone": "east"})
+    other = await site.submit("other", trainers=ONE, project="other")
+    assert await site.runtime.scheduling.run() == 2
+    assert await site.nodes_of(other) == {west}
+    assert f"behind {LOOKED_AT} others of project" in (await site.runtime.jobs.get(newest)).why
+    assert site.runtime.scheduling.waits("default", 0) is not None, "a submission behind them wakes no pass"
+    assert site.runtime.scheduling.waits("other", 0) is None

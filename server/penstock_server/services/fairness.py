@@ -3,7 +3,8 @@
 A project's use is its dominant share: the largest part of the READY nodes' CPUs, GPUs or memory that its replicas hold.
 The project that uses least for its share is next, with its job of the highest priority; among equals the job that was
 submitted first. A priority counts within its project alone, so that no project outbids another by it. A job that waits
-for room holds back all that come after it, and one that waits for its project's quota those of its project.
+for room holds back those that come after it from the nodes that it could use (`backfill`), and one that waits for its
+project's quota those of its project.
 
 Source: Ghodsi et al., "Dominant Resource Fairness" (NSDI 2011).
 """
@@ -47,14 +48,16 @@ class Head:
 class Line:
     """Why a job that is submitted now waits, as far as the last pass says it. `burdens`: of each project.
 
-    `everyone`: why every job waits, or ''. `blocked`: the job that waits for room, and what those behind it wait for.
-    `held`: of projects that wait for their quota, the priority of the job that does, and the same for those behind it.
+    `everyone`: why every job waits, or ''. `blocked`: the job by which all nodes are reserved, and what those behind it
+    wait for. `held`: of projects that wait for their quota, or have many jobs that wait for room, the priority of the
+    last that was looked at, and the same for those behind it. `reserved`: nodes, by the first job that reserves each.
     """
 
     everyone: str = ""
     blocked: tuple[Head, str] | None = None
     held: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     burdens: Mapping[str, float] = field(default_factory=dict)
+    reserved: Mapping[str, Head] = field(default_factory=dict)
 
     def why(self, project: str, priority: int) -> str | None:
         """Return why a new job waits, or None if the scheduler has to look at it."""
@@ -66,9 +69,17 @@ class Line:
         if self.blocked is None:
             return None
         head, text = self.blocked
+        before = {head, *self.reserved.values()}
+        return text if all(self._is_behind(one, project, priority) for one in before) else None
+
+    def reserved_before(self, project: str, priority: int) -> set[str]:
+        """Return the nodes that jobs before a new one reserve."""
+        return {node_id for node_id, head in self.reserved.items() if self._is_behind(head, project, priority)}
+
+    def _is_behind(self, head: Head, project: str, priority: int) -> bool:
         if project == head.project:
-            return text if priority <= head.priority else None
-        return text if self.burdens.get(project, 0.0) >= self.burdens.get(head.project, 0.0) else None
+            return priority <= head.priority
+        return self.burdens.get(project, 0.0) >= self.burdens.get(head.project, 0.0)
 
 
 class Turns:

@@ -2,8 +2,8 @@
 
 Replicas with the largest needs are placed first, each on the fullest node that still holds it, so that
 large holes stay whole. A port is given once on a host, which several nodes may share. Jobs are served in
-order: one that waits for room holds back those behind it (else small jobs would starve it), one that no
-node could ever hold does not.
+order: one that waits for room reserves the nodes that it could use (`backfill`), one that no node could ever
+hold does not.
 """
 
 from __future__ import annotations
@@ -112,6 +112,11 @@ def place(needs: Sequence[Need], rooms: Sequence[Room]) -> Chosen | Waits:
                     left[room.node_id].pop(port, None)
         free[best.node_id] = _minus(free[best.node_id], needs[i].amounts)
     return Chosen(tuple(chosen[i] for i in range(len(needs))), ports)
+
+
+def could_hold(needs: Sequence[Need], room: Room) -> bool:
+    """Whether a node would hold one of the needs if it held nothing else."""
+    return any(_fits(need.amounts, room.total) and len(room.offered) >= need.num_ports for need in needs)
 
 
 def take(rooms: Sequence[Room], needs: Sequence[Need], placed: Chosen) -> list[Room]:

@@ -9,8 +9,9 @@ from penstock.protocol.states import NodeState
 from penstock_server.db import Database
 from penstock_server.diskspace import is_full
 from penstock_server.schemas import api
+from penstock_server.services.backfill import RESERVED, decide
 from penstock_server.services.fairness import Terms, Use, over_quota
-from penstock_server.services.pilots import STAYS, place_job, takes
+from penstock_server.services.pilots import STAYS, takes
 from penstock_server.services.placement import Chosen, Waits, lacks, verdicts
 from penstock_server.services.scheduling import Scheduling, needs_of
 from penstock_server.services.survey import nowhere, rooms_of, terms, uses
@@ -33,17 +34,20 @@ class Plans:
             used, given = await uses(session), await terms(session)
             nodes = (await session.execute(select(NodeRow).order_by(NodeRow.id))).scalars().all()
         quota = over_quota(spec.project, needs, used.get(spec.project, Use()), given.get(spec.project, Terms()))
-        answer = place_job(needs, rooms, stays, "", spec) if rooms else Waits(nowhere(absent), forever=True)
+        line = self._scheduling.line
+        reserved = line.reserved_before(spec.project, spec.priority)
+        answer = decide(needs, rooms, reserved, stays, "", spec) if rooms else Waits(nowhere(absent), forever=True)
         offered = [room for room in rooms if takes(stays.get(room.node_id, STAYS), "", spec.max_duration_s)]
         lacking = {room.node_id: lacks(spec.node_selector, room.labels) for room in rooms}
-        found = verdicts(needs, offered, answer) | {node_id: why for node_id, why in lacking.items() if why}
-        line = self._scheduling.line.why(spec.project, spec.priority)
+        found = verdicts(needs, offered, answer) | dict.fromkeys(reserved, RESERVED)
+        found |= {node_id: why for node_id, why in lacking.items() if why}
+        behind = line.why(spec.project, spec.priority)
         if quota is not None:
             why, would_start = quota.why, False
         elif isinstance(answer, Waits):
             why, would_start = answer.why, False
         else:
-            why, would_start = (line, False) if line is not None else ("it would start now", True)
+            why, would_start = (behind, False) if behind is not None else ("it would start now", True)
         return api.Plan(would_start=would_start, why=why, nodes=[self._node(row, found, answer) for row in nodes])
 
     def _node(self, row: NodeRow, found: dict[str, str], answer: Chosen | Waits) -> api.PlannedNode:

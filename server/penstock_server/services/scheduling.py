@@ -8,7 +8,8 @@ terms that have changed end the pass, and another begins. So does a wake, once t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -20,9 +21,10 @@ from penstock.protocol.jobspec import JobSpec, Resources, memory_bytes
 from penstock.protocol.states import JobState
 from penstock_server.clock import Clock
 from penstock_server.db import Database
-from penstock_server.services.fairness import Line, Turns, behind_quota, capacity_of
+from penstock_server.services.backfill import LOOKED_AT, behind_many, decide, usable
+from penstock_server.services.fairness import Head, Line, Turns, behind_quota, capacity_of
 from penstock_server.services.lines import Lines, Reasons, not_before
-from penstock_server.services.pilots import Stay, bound, place_job
+from penstock_server.services.pilots import Stay, bound
 from penstock_server.services.placement import BEHIND, Amounts, Chosen, Need, Room, Waits, take
 from penstock_server.services.starting import Basis, Placement, start
 from penstock_server.services.survey import Absent, nowhere, rooms_of, stays_of, terms, uses
@@ -40,7 +42,10 @@ LASTS_S = 1.0
 
 @dataclass(slots=True)
 class _Survey:
-    """What a pass has read, and what it has decided since. `placed`: not yet written."""
+    """What a pass has read, and what it has decided since. `placed`: not yet written.
+
+    `reserved`: nodes, by the first job that waits for room and could use each; `waiting`: such jobs of each project.
+    """
 
     now: datetime
     rooms: list[Room]
@@ -52,8 +57,16 @@ class _Survey:
     check: Callable[[], None]
     turns: Turns
     placed: list[Placement] = field(default_factory=list)
+    reserved: dict[str, Head] = field(default_factory=dict)
+    waiting: Counter[str] = field(default_factory=Counter)
     num_started: int = 0
     num_gone: int = 0
+
+    def reserve(self, head: Head, node_ids: Iterable[str]) -> None:
+        """Reserve nodes for a job that waits for room."""
+        self.waiting[head.project] += 1
+        for node_id in node_ids:
+            self.reserved.setdefault(node_id, head)
 
 
 class _Stale(Exception):
@@ -85,7 +98,7 @@ class Scheduling:
     async def run(self) -> int:
         """Place what fits; return how many jobs were placed. All or nothing for each job.
 
-        Jobs behind one that waits for room are not even loaded: they only learn whom they wait for.
+        Jobs behind one that waits for room on every node are not even loaded: they only learn whom they wait for.
         """
         async with self._alone:
             num_started = 0
@@ -162,21 +175,30 @@ class Scheduling:
             spec = JobSpec.model_validate(job.spec)
             needs = needs_of(spec)
             quota = turns.over_quota(head.project, needs)
-            answer = quota or place_job(needs, survey.rooms, survey.stays, head.job_id, spec)
+            answer = quota or decide(needs, survey.rooms, survey.reserved.keys(), survey.stays, head.job_id, spec)
             if isinstance(answer, Chosen):
                 await self._take(survey, Placement(job, spec, needs, answer))
             elif answer.why != job.why:
                 await survey.reasons.add(head.job_id, answer.why)
             following = await survey.lines.follow(head.project)
-            if quota is not None and not quota.forever:
-                held[head.project] = head.priority, behind_quota(head.project)
+            if quota is None and isinstance(answer, Waits) and not answer.forever:
+                survey.reserve(head, usable(needs, survey.rooms, survey.stays, head.job_id, spec))
+            text = self._held(survey, head, quota)
+            if text:
+                held[head.project] = head.priority, text
                 if following is not None:
-                    await survey.reasons.of_all(held[head.project][1], not_before(following))
+                    await survey.reasons.of_all(text, not_before(following))
                 following = None
             turns.follow(head.project, following)
-            if quota is None and isinstance(answer, Waits) and not answer.forever:
-                return Line(blocked=(head, BEHIND), held=held, burdens=turns.burdens())
-        return Line(held=held, burdens=turns.burdens())
+            if len(survey.reserved) == len(survey.rooms):
+                return Line(blocked=(head, BEHIND), held=held, burdens=turns.burdens(), reserved=survey.reserved)
+        return Line(held=held, burdens=turns.burdens(), reserved=survey.reserved)
+
+    def _held(self, survey: _Survey, head: Head, quota: Waits | None) -> str:
+        """Return why no more of a project is looked at in this pass, or ''."""
+        if quota is not None:
+            return "" if quota.forever else behind_quota(head.project)
+        return behind_many(head.project) if survey.waiting[head.project] >= LOOKED_AT else ""
 
     async def _take(self, survey: _Survey, placement: Placement) -> None:
         """Note a placement; start what was placed once it is enough for a transaction."""
