@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.server.harness import running, settings_for
 
 from penstock_server.instruments import Instruments
 
@@ -51,6 +52,47 @@ def test_an_expression_asks_for_what_the_server_has(expression: str) -> None:
     used = {label.strip() for group in re.findall(r"\b(?:by|on) \(([^)]*)\)", expression) for label in group.split(",")}
     assert used <= labels
     assert expression.count("(") == expression.count(")")
+
+
+def exported(text: str) -> dict[str, set[str]]:
+    """Return the names of samples that an answer of /metrics announces, with the labels of those that it has."""
+    found: dict[str, set[str]] = {}
+    for family, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
+        names = [family + suffix for suffix in ("_bucket", "_sum", "_count")] if kind == "histogram" else [family]
+        found.update((name, set()) for name in names)
+    for name, labels in re.findall(r"^(\w+)(?:\{(.*)\})? \S+$", text, re.MULTILINE):
+        found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
+    return found
+
+
+@pytest.mark.asyncio
+async def test_a_running_server_exports_what_is_asked_for(tmp_path: Path) -> None:
+    async with running(settings_for(tmp_path)) as server:
+        await server.submit()
+        served = exported((await server.http.get("/metrics")).text)
+    asked = {name for expression in EXPRESSIONS for name in re.findall(r"\bpenstock_\w+", expression)}
+    assert asked - served.keys() == set()
+    assert {"penstock_jobs", "penstock_http_requests_total"} <= asked
+    for name, labels in (("penstock_jobs", {"state"}), ("penstock_http_requests_total", {"method", "route", "status"})):
+        assert served[name] == labels, "a family whose labels stand in LABELS"
+
+
+def test_the_dashboard_is_one_that_grafana_imports() -> None:
+    found = dashboard()
+    assert (found["uid"], bool(found["title"]), found["schemaVersion"]) == ("penstock", True, 39)
+    [variable] = found["templating"]["list"]
+    assert (variable["type"], variable["query"]) == ("datasource", "prometheus")
+    for panel in found["panels"]:
+        where = panel["title"]
+        assert where, panel["id"]
+        assert panel["type"] == "timeseries", where
+        assert panel["datasource"] == {"type": "prometheus", "uid": f"${{{variable['name']}}}"}, where
+        refs = [target["refId"] for target in panel["targets"]]
+        assert refs, where
+        assert len(refs) == len(set(refs)), where
+        named = re.findall(r"\{\{(\w+)\}\}", " ".join(target["legendFormat"] for target in panel["targets"]))
+        asked = " ".join(target["expr"] for target in panel["targets"])
+        assert all(re.search(rf"\bby \([^)]*\b{label}\b", asked) for label in named), where
 
 
 def test_panels_do_not_overlap_and_have_a_unit() -> None:
