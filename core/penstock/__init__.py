@@ -10,7 +10,7 @@ import importlib
 import os
 from typing import Any
 
-from penstock.log import set_up as _set_up_logging
+from penstock.logger import set_up as _set_up_logging
 from penstock.openmp import limit_spinning as _limit_spinning
 from penstock.version import __version__ as __version__
 

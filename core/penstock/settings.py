@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from penstock.errors import SpecError
-from penstock.log import is_first
+from penstock.logger import is_first
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

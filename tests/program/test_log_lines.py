@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from penstock.log import warn_once
+from penstock.logger import warn_once
 
 LOGGER = logging.getLogger("penstock.ps.client")
 LINES = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock import log
+from penstock import logger
 from penstock.exec import flags
 from penstock.telemetry import process
 from penstock.telemetry.unwatched import Session
@@ -29,11 +29,11 @@ def no_flags_set() -> Iterator[None]:
 @contextmanager
 def nothing_warned() -> Iterator[None]:
     """Begin without warnings that were logged; those of the block are forgotten with it."""
-    former, log._warned = log._warned, {}
+    former, logger._warned = logger._warned, {}
     try:
         yield
     finally:
-        log._warned = former
+        logger._warned = former
 
 
 @contextmanager

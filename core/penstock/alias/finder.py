@@ -20,7 +20,7 @@ from typing import Any
 
 from penstock.alias.names import Name, Standing, Table, table
 from penstock.alias.notes import under_tracebacks
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.settings import PADDLE_ALIAS
 
 _log = logging.getLogger(__name__)

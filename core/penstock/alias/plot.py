@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.settings import DISABLE_PLOT
 
 _log = logging.getLogger(__name__)

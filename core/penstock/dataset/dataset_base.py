@@ -21,7 +21,7 @@ from penstock.dataset.headings import Headings
 from penstock.dataset.slots import Slot, slots_of
 from penstock.dataset.sources import CAT, is_columnar, is_remote
 from penstock.errors import SpecError
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.native import _feed
 
 _log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from penstock.dataset.shuffles import Seed, Shuffles
 from penstock.dataset.slots import Slot
 from penstock.dataset.sources import is_columnar
 from penstock.errors import SpecError
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.native import _feed
 
 _log = logging.getLogger(__name__)

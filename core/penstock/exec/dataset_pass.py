@@ -37,7 +37,7 @@ from penstock.exec.pass_choice import choice_of
 from penstock.exec.places import CUDAPlace, gpus_for, num_cores
 from penstock.exec.rows_ahead import RowsAhead
 from penstock.exec.strategies import BuildStrategy
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.program.ir import Role
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program

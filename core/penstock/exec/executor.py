@@ -34,7 +34,7 @@ from penstock.exec.pass_choice import matrix_settings
 from penstock.exec.places import CPUPlace, Place, device_of
 from penstock.exec.sequences import as_lod_tensors, element_of, elements_of, with_their_lengths
 from penstock.lod_tensor import LoDTensor
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.program import legality
 from penstock.program.eager import advice
 from penstock.program.initializers import SEED

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 from penstock.errors import SpecError
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.settings import (
     CHECK_NAN,
     EAGER_DELETE,

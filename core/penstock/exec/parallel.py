@@ -24,7 +24,7 @@ from penstock.exec.strategies import (
 from penstock.exec.temporaries import retention
 from penstock.exec.trainers import Trainers, trainers_of
 from penstock.graph.ssa import Mode
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.program.eager import advice
 from penstock.program.ir import Role
 from penstock.program.program import Program

@@ -19,7 +19,7 @@ from penstock.graph.passes import Buckets, PassChoice
 from penstock.graph.passes.fuse_optimizer import fuse_updates
 from penstock.graph.passes.sync_batch_norm import has_batch_norm
 from penstock.graph.ssa import Mode
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.program.ir import Role
 from penstock.program.program import Program
 from penstock.settings import FUSE_GROUPS_SIZE, FUSE_MEMORY_SIZE, MATRIX_KERNELS

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from penstock.errors import SpecError
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.machine.cores import usable_cores
 from penstock.settings import CPU_NUM, SELECTED_GPUS, VISIBLE_GPUS
 

@@ -22,7 +22,7 @@ from penstock.graph.analysis.buffers import Buffers, plan
 from penstock.graph.analysis.liveness import Allocation, staying
 from penstock.graph.passes import PassChoice
 from penstock.graph.ssa import Graph, OpHandle
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.machine.memory import return_freed, usable_bytes
 from penstock.native.engine import Arena
 from penstock.program.ir import Arg, Ref

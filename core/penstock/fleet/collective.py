@@ -31,7 +31,7 @@ from penstock.io.loads import load_persistables
 from penstock.io.saves.files import saving_to
 from penstock.io.saves.inference import save_inference_model
 from penstock.io.saves.variables import save_persistables
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.program.optimizers.recomputing import RecomputeOptimizer
 from penstock.program.precision.decorator import OptimizerWithMixedPrecision, decorate
 from penstock.program.program import Program

@@ -31,7 +31,7 @@ from penstock.io.saves.files import flush, read_manifest, read_tensors
 from penstock.io.saves.inference import pruned
 from penstock.io.saves.manifest import Manifest, ServersPart
 from penstock.io.saves.variables import manifest_path, persistables, write_variables
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.program.program import Program
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicator import descriptor_of, remotes

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from penstock.errors import SpecError
 from penstock.exec.places import cpu_num
 from penstock.exec.strategies import BuildStrategy, ExecutionStrategy, ReduceStrategy
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.ps.settings import ServerRuntimeConfig, TrainerRuntimeConfig
 from penstock.transpile.config import DistributeTranspilerConfig
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from penstock.graph.applied import AppliedPass, Edges, Form, Key
 from penstock.graph.ssa import Graph, keys_of
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.protocol.graphdoc import Forms, Pass, Passes, Removed
 from penstock.protocol.runs import packed, packed_rows
 

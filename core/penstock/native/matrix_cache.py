@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.machine.cache import cache_folder
 from penstock.machine.capability import capability
 from penstock.native.fused_ops import mkl_vendor_check

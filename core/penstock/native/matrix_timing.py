@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.native.engine import Engine, TorchPlan
 from penstock.native.matrix_kernels import Conditions, Product
 from penstock.native.matrix_probe import Multiply, Operands, multiply, operands_of, why_wrong

@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Any, ClassVar, Self
 
 from penstock.errors import SpecError
-from penstock.log import warn_once
+from penstock.logger import warn_once
 
 _log = logging.getLogger(__name__)
 

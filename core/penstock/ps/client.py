@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from penstock.errors import PeerError, SpecError, Unavailable
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.native.channels import Session, close_session, open_session
 from penstock.native.intra_op import use_intra_op_threads_here
 from penstock.ps.at_once import at_once

@@ -26,7 +26,7 @@ import torch
 
 from penstock.backoff import Backoff
 from penstock.errors import PeerError, Unavailable
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.machine.capability import capability
 from penstock.native.channels import NUM_CHANNELS, Session, next_number
 from penstock.ps.counters import Counters

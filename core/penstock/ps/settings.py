@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 
 from penstock.errors import SpecError
 from penstock.identity import Incarnation
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.machine.cores import usable_cores
 from penstock.ps.remote import PsMode
 from penstock.settings import (

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import ProgramError, SpecError
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.program.expr import Dim, sym
 from penstock.program.ir import Arg, Operator, Ref, Role, VarDesc
 from penstock.program.program import MemoryMark, Program

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from penstock.dataset.readers import Reader, batch
 from penstock.errors import SpecError
-from penstock.log import warn_once
+from penstock.logger import warn_once
 
 __all__ = ["DATA_HOME", "cluster_files_reader", "download", "md5file", "split"]
 

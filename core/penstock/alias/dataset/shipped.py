@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import SpecError
-from penstock.log import warn_once
+from penstock.logger import warn_once
 
 _log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from penstock.distributed.trainer_group import TrainerGroup
 from penstock.errors import Unavailable
 from penstock.io.checkpoints.record import Collect, Kind
 from penstock.io.checkpoints.team import Schedule, Team
-from penstock.log import warn_once
+from penstock.logger import warn_once
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.005

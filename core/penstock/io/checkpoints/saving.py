@@ -44,7 +44,7 @@ from penstock.io.checkpoints.values import generator_states, of_each_rank, value
 from penstock.io.checkpoints.writer_thread import Staging, WriterThread
 from penstock.io.checkpoints.writing import AtPhase, Contents, Retention, Writer, check_dtypes, clear_up
 from penstock.io.saves.variables import Folder, plain
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.program.program import Program
 from penstock.scope import Scope, global_scope
 from penstock.serving.remote_use import descriptors

@@ -38,7 +38,7 @@ from penstock.io.checkpoints.record import Collect, Kind, rank_file
 from penstock.io.checkpoints.server_parts import check_origins
 from penstock.io.checkpoints.team import Schedule, Team
 from penstock.io.saves.manifest import ServersPart
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.program.program import Program
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicator import descriptor_of, remotes

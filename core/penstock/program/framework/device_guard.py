@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 
 from penstock.errors import ArgumentError
-from penstock.log import warn_once
+from penstock.logger import warn_once
 
 _log = logging.getLogger(__name__)
 _DEVICES = (None, "cpu", "gpu")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.errors import ProgramError
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.program.ir import Role
 from penstock.program.operator_types import BlockOperator
 from penstock.program.optimizers.base import Minimizer, Pair, attribute_of_inner

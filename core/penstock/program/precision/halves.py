@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.program.ir import AGAIN, Arg, Operator, Output, Ref, Role, TorchConst
 from penstock.program.operator_types import fluid_type, layer_of
 from penstock.program.precision.lists import AutoMixedPrecisionLists

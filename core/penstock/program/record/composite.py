@@ -35,7 +35,7 @@ from penstock.compat.torch import (
     tree_map,
 )
 from penstock.errors import ProgramError
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.program.expr import Expr
 from penstock.program.record.patches import Patch, patched
 from penstock.program.record.recording import Recording, SparseLookup

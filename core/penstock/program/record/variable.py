@@ -17,7 +17,7 @@ import torch
 
 from penstock.compat.torch import tree_leaves, tree_map
 from penstock.errors import ProgramError
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.program.ir import VarDesc
 from penstock.program.program import Block, Program
 from penstock.program.record import alignment

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from penstock.errors import Unavailable
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.ps.communicators.base import LocalGradient, Location, OverServers, Servers, merge
 from penstock.ps.communicators.queues import LockStep
 from penstock.ps.counters import Counters, count_no_waits_here

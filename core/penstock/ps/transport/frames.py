@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.errors import PeerError, Unavailable
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.machine.capability import capability
 from penstock.ps.wire import MAX_HEAD_BYTES, Message, decode, encode
 

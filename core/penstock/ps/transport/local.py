@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.errors import PeerError, PenstockError, Unavailable
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.machine.capability import capability
 from penstock.native.channels import Answers, Prepared, Request, Traffic
 from penstock.ps.transport.frames import Closed, Line

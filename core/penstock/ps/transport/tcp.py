@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 
 from penstock.errors import PeerError, SpecError, Unavailable
-from penstock.log import warn_once
+from penstock.logger import warn_once
 from penstock.ps.transport.frames import MAX_BODY_BYTES, Line
 from penstock.ps.transport.local import (
     DRAIN_S,
