@@ -23,8 +23,9 @@ CONSTANTS, TYPES, API = (
     ROOT / "web/src/api.d.ts",
 )
 CLIENT = (
-    "Advice", "AdvisedCluster", "AdvisedSetting", "AuditEntry", "CountedRows", "FullRecording", "GraphUse", "HotId",
-    "Job", "LogChunk", "Node", "NodeFinding", "NodeJoin", "NodeJoined", "OneTimeToken", "Pilot", "PilotReport",
+    "Advice", "AdvisedCluster", "AdvisedSetting", "AuditEntry", "CountedRows", "Diagnosis", "Finding", "FullRecording",
+    "GraphUse", "HotId", "Job", "LogChunk", "MediaItem", "MediaSeries", "Node", "NodeFinding", "NodeJoin", "NodeJoined",
+    "OneTimeToken", "Pilot", "PilotReport",
     "Plan", "PlannedNode", "ProcessCompleteness", "Progress", "Project", "PythonFrame", "PythonProcess",
     "PythonStacks", "PythonThread", "RecordedProcess", "Replica", "RowsGone", "Series", "Snapshot", "SparseTable",
     "SparseTables", "TablePart", "TelemetryCompleteness", "Token", "TokenMade", "Webhook", "WebhookDelivery",

@@ -23,7 +23,6 @@ from penstock.client import (
     TIMEOUT_S,
     UPLOAD_TIMEOUT_S,
     VERSION_TIMEOUT_S,
-    Diagnosis,
     Event,
     Exchange,
     _away,
@@ -38,9 +37,11 @@ from penstock.protocol.exchange import cell_of
 from penstock.protocol.rest import (
     Advice,
     AuditEntry,
+    Diagnosis,
     FullRecording,
     GraphUse,
     Job,
+    MediaSeries,
     Node,
     NodeJoin,
     Pilot,
@@ -180,6 +181,16 @@ class AsyncClient:
         """Return what the trainers and pservers of a job have exchanged."""
         answer = await self._json("GET", f"/jobs/{_segment(job_id)}/exchange")
         return cast(Exchange, {**answer, "cells": [cell_of(cell) for cell in answer["cells"]]})
+
+    async def media(self, job_id: str) -> list[MediaSeries]:
+        """Return which tables and histograms a job has logged, each with its newest steps."""
+        return [
+            cast(MediaSeries, item) for item in (await self._json("GET", f"/jobs/{_segment(job_id)}/media"))["items"]
+        ]
+
+    async def media_content(self, job_id: str, media_id: str) -> dict[str, Any]:
+        """Return one table or histogram (`penstock.protocol.media`)."""
+        return await self._json("GET", f"/jobs/{_segment(job_id)}/media/{_segment(media_id)}")
 
     async def tables(self, job_id: str) -> SparseTables:
         """Return the sparse tables of a job's newest attempt."""

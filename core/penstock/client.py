@@ -25,9 +25,11 @@ from penstock.protocol.exchange import Cell, cell_of
 from penstock.protocol.rest import (
     Advice,
     AuditEntry,
+    Diagnosis,
     FullRecording,
     GraphUse,
     Job,
+    MediaSeries,
     Node,
     NodeFinding,
     NodeJoin,
@@ -60,29 +62,6 @@ __all__ = [
 ]  # fmt: skip
 TIMEOUT_S, VERSION_TIMEOUT_S, UPLOAD_TIMEOUT_S = 15.0, 3.0, 120.0
 SUBMIT_RETRIES, SUBMIT_PAUSE_S, SUBMIT_LONGEST_S = 3, 0.1, 1.0
-
-
-class Finding(TypedDict):
-    """One cause of the time that a step takes. `share`: of a step's; `tab`, `op`, `graph`, `query`: the evidence."""
-
-    cause: str
-    sentence: str
-    share: float
-    ms: float
-    place: str
-    tab: str
-    op: int | None
-    graph: str | None
-    query: dict[str, str]
-
-
-class Diagnosis(TypedDict):
-    """Findings about a job's newest steps, the largest first."""
-
-    job_id: str
-    attempt: int
-    over: bool
-    findings: list[Finding]
 
 
 Event = TypedDict(
@@ -236,6 +215,14 @@ class Client:
         """Return what the trainers and pservers of a job have exchanged."""
         answer = self._json("GET", f"/jobs/{_segment(job_id)}/exchange")
         return cast(Exchange, {**answer, "cells": [cell_of(cell) for cell in answer["cells"]]})
+
+    def media(self, job_id: str) -> list[MediaSeries]:
+        """Return which tables and histograms a job has logged, each with its newest steps."""
+        return [cast(MediaSeries, item) for item in self._json("GET", f"/jobs/{_segment(job_id)}/media")["items"]]
+
+    def media_content(self, job_id: str, media_id: str) -> dict[str, Any]:
+        """Return one table or histogram (`penstock.protocol.media`)."""
+        return self._json("GET", f"/jobs/{_segment(job_id)}/media/{_segment(media_id)}")
 
     def tables(self, job_id: str) -> SparseTables:
         """Return the sparse tables of a job's newest attempt."""

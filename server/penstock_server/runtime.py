@@ -30,6 +30,7 @@ from penstock_server.services.hangs import Hangs
 from penstock_server.services.jobs import Jobs
 from penstock_server.services.leases import Leases
 from penstock_server.services.listing import Listing
+from penstock_server.services.media import Media
 from penstock_server.services.nodes import Nodes
 from penstock_server.services.pilots import PilotBoard
 from penstock_server.services.plans import Plans
@@ -96,6 +97,7 @@ class Runtime:
     attach: Attach
     storage: JobStorage
     series: Metrics
+    media: Media
     sweeper: Sweeper
     agents: Agents
     hub: Hub
@@ -190,7 +192,8 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     attach = Attach(database, clock, Leases(settings.lease_ttl_s, grace_s), logs.tail, grace_s=grace_s)
     metrics = MetricsWriter(database, hub, live, meters)
     hangs = Hangs(database, clock, logs.tail, grace_s=grace_s)
-    telemetry = Telemetry(database, clock, live=live, metrics=metrics, hub=hub, hangs=hangs)
+    media = Media(database, hub.publish_media)
+    telemetry = Telemetry(database, clock, live=live, metrics=metrics, hub=hub, hangs=hangs, media=media)
     counts = Counts(database, clock, recorder, metrics)
     ingest = Ingest(
         telemetry.find, telemetry.on_frame, metrics.lose, hub=hub, recorder=recorder, logs=logs, meters=meters,
@@ -206,7 +209,7 @@ def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     runtime = Runtime(
         settings, clock, database, meters, tokens, WrongSecrets(), of_tokens(settings.requests_per_s),
         Held(database, clock), jobs, changes, log_changes, nodes,
-        Listing(jobs, nodes), PilotBoard(clock), reports, attach, storage, Metrics(database),
+        Listing(jobs, nodes), PilotBoard(clock), reports, attach, storage, Metrics(database), media,
         _sweeper(settings, clock, database, recorder, counts, meters),
         agents, hub, ingest, logs, recorder,
         Completeness(jobs, recorder, counts), exchanges, diagnoses, advices, metrics, leases, publisher, scheduling,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, String, Text, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
@@ -304,6 +304,27 @@ class TierRow(Base):
     high_time_ns: Mapped[int] = mapped_column(BigInteger)
     high_step: Mapped[int] = mapped_column(BigInteger)
     high: Mapped[float]
+
+
+class MediaRow(Base):
+    """A table or a histogram that a job logged. `number`: of its name, from 1; `content`: JSON, deflated.
+
+    `size_bytes`: of the JSON; `stored_bytes`: of `content`. The unique columns make a repeated insert harmless.
+    """
+
+    __tablename__ = "media"
+    __table_args__ = (UniqueConstraint("job_id", "name", "attempt", "step", "time_ns"),)
+    id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    job_id: Mapped[str] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"))
+    name: Mapped[str] = mapped_column(String(128))
+    attempt: Mapped[int]
+    step: Mapped[int] = mapped_column(BigInteger)
+    time_ns: Mapped[int] = mapped_column(BigInteger)
+    number: Mapped[int]
+    type: Mapped[str] = mapped_column(String(16))
+    size_bytes: Mapped[int]
+    stored_bytes: Mapped[int]
+    content: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class GraphRow(Base):

@@ -12,6 +12,7 @@ from penstock.client import Client, Event, GraphUse, Job, Replica, Series
 from penstock.export.recording import Recording
 from penstock.protocol.frames import FLAG_WHOLE_STEP, Column, Frame, Kind, encode
 from penstock.protocol.graphdoc import GraphDocument, Op, graph_hash
+from penstock.protocol.rest import MediaSeries
 
 T0_NS = 1_790_000_000_000_000_001
 CREATED = "2026-09-21T14:13:20.000000Z"
@@ -61,6 +62,7 @@ class RecordedJob:
         self.uses: list[GraphUse] = []
         self.metrics_of: dict[str, Series] = {}
         self.events_of: list[Event] = []
+        self.media_of: dict[str, list[tuple[int, dict[str, Any]]]] = {}  # step and content, by name
         self.replicas_of: list[Replica] = []
         self.sent: dict[int, list[bytes]] = {}
         for stream, (name, frames) in enumerate(processes.items(), start=11):
@@ -113,6 +115,22 @@ class RecordedJob:
     def metrics(self, _: str, *, max_points: int) -> dict[str, Series]:
         assert max_points > 0
         return self.metrics_of
+
+    def media(self, _: str) -> list[MediaSeries]:
+        return [
+            {
+                "name": name, "type": "table", "removed": 0,
+                "items": [
+                    {"id": f"{name} {step}", "attempt": 1, "step": step, "time_ns": T0_NS + step, "size_bytes": 1}
+                    for step, _ in logged
+                ],
+            }
+            for name, logged in self.media_of.items()
+        ]  # fmt: skip
+
+    def media_content(self, _: str, wanted: str) -> dict[str, Any]:
+        name, _, step = wanted.rpartition(" ")
+        return dict(self.media_of[name])[int(step)]
 
     def frames(self, _: str, *, stream: int, kinds: Sequence[int], after_seq: int | None, limit_bytes: int) -> bytes:
         assert limit_bytes > 0

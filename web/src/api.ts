@@ -11,6 +11,8 @@ import type {
   JobCounts,
   LogChunk,
   Me,
+  MediaContent,
+  MediaSeries,
   NodeLoad,
   NodeRow,
   OperatorTimes,
@@ -130,6 +132,8 @@ export const api = {
     answer<PythonStacks>("POST", `/jobs/${enc(jobId)}:stack?replica_id=${enc(replicaId)}&skip=${skip}`),
   advice: (jobId: string) => get<Advice>(`/jobs/${enc(jobId)}/advice`),
   metrics: (jobId: string) => get<{ readonly series: SeriesSet }>(`/jobs/${enc(jobId)}/metrics?max_points=2000`),
+  media: (jobId: string) => get<{ readonly items: readonly MediaSeries[] }>(`/jobs/${enc(jobId)}/media`),
+  mediaContent: (jobId: string, id: string) => get<MediaContent>(`/jobs/${enc(jobId)}/media/${enc(id)}`),
   operators: (jobId: string) => get<OperatorTimes>(`/jobs/${enc(jobId)}/operators`),
   loss: (jobId: string, points: number) =>
     get<{ readonly series: SeriesSet }>(`/jobs/${enc(jobId)}/metrics?names=loss&max_points=${points}`),

@@ -11,6 +11,7 @@ import "./styles/facts.css";
 import "./styles/why.css";
 import "./styles/crash.css";
 import "./styles/logs.css";
+import "./styles/media.css";
 import "./styles/ranks.css";
 import "./styles/stacks.css";
 import "./styles/token-form.css";

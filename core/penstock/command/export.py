@@ -31,16 +31,21 @@ class Format(StrEnum):
     PARQUET = "parquet"
     TENSORBOARD = "tensorboard"
     MLFLOW = "mlflow"
+    MEDIA = "media"
 
 
 def export(
     job: JobName,
     to: Annotated[
-        Format, typer.Option("--format", help="perfetto: every recorded slice; csv, parquet: costs of operators")
+        Format,
+        typer.Option(
+            "--format",
+            help="perfetto: every recorded slice; csv, parquet: costs of operators; media: logged tables, as CSV",
+        ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="file to write, gzipped if its name ends in .gz; tensorboard: folder"),
+        typer.Option("--output", "-o", help="file to write, gzipped if it ends in .gz; tensorboard, media: folder"),
     ] = None,
     tracking_uri: Annotated[
         str | None, typer.Option("--tracking-uri", metavar="URL", help="mlflow: address of the tracking server")
@@ -160,6 +165,12 @@ def _tensorboard(recording: Recording, path: Path) -> dict[str, Any]:
     return dict(write_tensorboard(recording, path))
 
 
+def _media(recording: Recording, path: Path) -> dict[str, Any]:
+    from penstock.export.media import write_media
+
+    return dict(write_media(recording, path))
+
+
 def _mlflow(recording: Recording, uri: str, experiment: str) -> dict[str, Any]:
     from penstock.export.mlflow import write_mlflow
 
@@ -171,10 +182,12 @@ _SUFFIX = {
     Format.CSV: ".csv",
     Format.PARQUET: ".parquet",
     Format.TENSORBOARD: "-tensorboard",
+    Format.MEDIA: "-media",
 }
 _WRITERS: dict[Format, Callable[[Recording, Path], dict[str, Any]]] = {
     Format.PERFETTO: _perfetto,
     Format.CSV: _csv,
     Format.PARQUET: _parquet,
     Format.TENSORBOARD: _tensorboard,
+    Format.MEDIA: _media,
 }

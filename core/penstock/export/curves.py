@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import SpecError
-from penstock.export.files import part_of
+from penstock.export.files import whole_folder
 from penstock.export.recording import Recording
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def write_tensorboard(recording: Recording, folder: Path) -> dict[str, int]:
     _check_installed()
     series = recording.series()
     try:
-        with _whole_folder(Path(os.path.realpath(folder))) as part:
+        with whole_folder(Path(os.path.realpath(folder)), "TensorBoard would mix the runs") as part:
             runs = _write_runs(series, part)
     except OSError as error:
         raise SpecError(f"cannot write {folder}: {error.strerror or error}; give another --output") from error
@@ -52,25 +51,6 @@ def _check_installed() -> None:
         import tensorboardX  # noqa: F401
     except ImportError as error:
         raise SpecError("--format tensorboard needs tensorboardX: pip install 'penstock[tensorboard]'") from error
-
-
-@contextmanager
-def _whole_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder beside `folder`, which gets its name at the end, or in it, if it exists: it may be a mount."""
-    exists = folder.exists()
-    if exists and any(folder.iterdir()):
-        raise SpecError(f"{folder} is not empty, and TensorBoard would mix the runs: give another --output")
-    part = part_of(folder / folder.name if exists else folder)
-    try:
-        part.mkdir(parents=True)
-        yield part
-        if exists:
-            for run in part.iterdir():
-                run.rename(folder / run.name)
-        else:
-            part.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _write_runs(series: Mapping[str, Series], folder: Path) -> int:

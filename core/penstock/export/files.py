@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -39,6 +40,28 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 def part_of(path: Path) -> Path:
     """Return a new hidden name beside `path`, for what will have its name."""
     return path.with_name(f".{path.name[:_NAME_CHARACTERS]}.{secrets.token_hex(4)}.part")
+
+
+@contextmanager
+def whole_folder(folder: Path, why_not: str) -> Iterator[Path]:
+    """Give a folder beside `folder`, which gets its name at the end, or in it, if it exists: it may be a mount.
+
+    Raises SpecError if it is not empty. `why_not`: what would happen then.
+    """
+    exists = folder.exists()
+    if exists and any(folder.iterdir()):
+        raise SpecError(f"{folder} is not empty, and {why_not}: give another --output")
+    part = part_of(folder / folder.name if exists else folder)
+    try:
+        part.mkdir(parents=True)
+        yield part
+        if exists:
+            for one in part.iterdir():
+                one.rename(folder / one.name)
+        else:
+            part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 @contextmanager

@@ -65,7 +65,7 @@ class Kind(IntEnum):
     SYNC = 6  # [PARAM, COUNT, BYTES, TOTAL_NS, WAIT_NS] since the previous frame of this kind
     GAP = 7  # JSON {kind name: dropped rows}, e.g. {"OP_EVENTS": 4096}
     PROGRESS = 8  # JSON {done, total, unit}
-    SCALARS = 9  # JSON {step, time_ns, values: {name: number|null}} from penstock.telemetry.log; null: not finite
+    SCALARS = 9  # JSON {step, time_ns, values: {name: number|null}, media?: {name: `media`}} of penstock.log
     GOODBYE = 10  # JSON {failed, error} the process closed its telemetry on purpose
     LOG = 11  # [TEXT] raw bytes of a log; step = byte offset in the file, flags bit 1 = stderr
     GRAPH_USED = 12  # JSON {hash, `Threads`?}: the following OP_* and SYNC frames index this graph's operators

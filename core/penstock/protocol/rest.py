@@ -77,6 +77,25 @@ class CountedRows(TypedDict):
     unexplained: int
 
 
+class Diagnosis(TypedDict):
+    attempt: int
+    findings: list[Finding]
+    job_id: str
+    over: bool
+
+
+class Finding(TypedDict):
+    cause: str
+    graph: str | None
+    ms: float
+    op: int | None
+    place: str
+    query: dict[str, str]
+    sentence: str
+    share: float
+    tab: str
+
+
 class FullRecording(TypedDict):
     asked_at: str
     job_id: str
@@ -129,6 +148,21 @@ class LogChunk(TypedDict):
     offset: int
     replica_id: str
     text: str
+
+
+class MediaItem(TypedDict):
+    attempt: int
+    id: str
+    size_bytes: int
+    step: int
+    time_ns: int
+
+
+class MediaSeries(TypedDict):
+    items: list[MediaItem]
+    name: str
+    removed: int
+    type: str
 
 
 class Node(TypedDict):

@@ -156,6 +156,14 @@ class MetricsAdded(TypedDict):
     series: dict[str, Points]
 
 
+class MediaAdded(TypedDict):
+    """A table or histogram of this name was stored; `GET /jobs/{id}/media` has it."""
+
+    type: Literal["media"]
+    id: int
+    name: str
+
+
 class LogAdded(TypedDict):
     """A piece of a replica's log from a byte offset. `times`: (byte offset, Unix ms), ascending: what begins there came
     then, by the server's clock; the first may lie before the piece."""
@@ -222,6 +230,7 @@ ServerMessage = (
     | FiguresChanged
     | NodesChanged
     | MetricsAdded
+    | MediaAdded
     | LogAdded
     | GraphUsed
     | Gap

@@ -101,7 +101,7 @@ def checked_count(value: SupportsIndex, name: str) -> int:
 
 def checked_scalars(values: Mapping[str, SupportsFloat]) -> dict[str, float | None]:
     """Return finite numbers as floats, others as None. Raises TypeError, and ValueError for a name that is no text."""
-    return {_checked_name(name): _finite(value) for name, value in values.items()}
+    return {checked_name(name): _finite(value) for name, value in values.items()}
 
 
 def _finite(value: SupportsFloat) -> float | None:
@@ -112,7 +112,8 @@ def _finite(value: SupportsFloat) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _checked_name(name: str) -> str:
+def checked_name(name: str) -> str:
+    """Return the name of a series. Raises ValueError if it is no text that can be stored."""
     if not name or "\0" in name or any("\ud800" <= letter <= "\udfff" for letter in name):
         raise ValueError(f"scalar name is {name!r}; expected text without NUL and without lone surrogates")
     return name

@@ -20,6 +20,7 @@ from penstock.telemetry.unwatched import Session, Unwatched
 if TYPE_CHECKING:
     from penstock.telemetry.exchange import ExchangeSource, TableSource
     from penstock.telemetry.input import InputTrace
+    from penstock.telemetry.media import Loggable
     from penstock.telemetry.work import WorkSource
 
 _log = logging.getLogger(__name__)
@@ -79,9 +80,10 @@ def decide(environ: Mapping[str, str] | None = None) -> Session:
     return Watched(found, outcome=_process.exits.outcome)
 
 
-def log(values: Mapping[str, float] | None = None, /, *, step: int | None = None, **named: float) -> None:
+def log(values: Mapping[str, Loggable] | None = None, /, *, step: int | None = None, **named: Loggable) -> None:
     """Send scalars, which the job's page draws as series: `log(auc=0.78)`, or `log({"auc/valid": 0.78}, step=9)`.
 
+    A `Table` or a `Histogram` among the values is shown as it is, by step: `log({"confusion": Table(columns, rows)})`.
     `step` None: the newest finished step. Raises as `Session.log`, and TypeError for `values` without names.
     """
     if values is not None and not isinstance(values, Mapping):

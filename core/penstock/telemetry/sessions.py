@@ -35,6 +35,7 @@ from penstock.telemetry.events import TraceSource
 from penstock.telemetry.exchange import ExchangeSource, ExchangeWatch, TableSource
 from penstock.telemetry.input import InputSampler, InputTrace, Turn
 from penstock.telemetry.link import ProcessIdentity, dialer, leaver
+from penstock.telemetry.media import Loggable, split
 from penstock.telemetry.metrics import checked_count, checked_scalars, evaluation_apart
 from penstock.telemetry.outbox import Outbox, Parcel, message, pack
 from penstock.telemetry.outcome import Outcome
@@ -131,13 +132,17 @@ class Watched(Session):
     def input(self) -> InputTrace | None:
         return None if self._closed else self._input
 
-    def log(self, step: int | None = None, **values: float) -> None:
+    def log(self, step: int | None = None, **values: Loggable) -> None:
         at = None if step is None else checked_count(step, "step")
-        finite = checked_scalars(values)
+        scalars, media = split(values)
+        finite = checked_scalars(scalars)
         self._start()
         if not self._closed:
-            at = self._last_step() if at is None else at
-            self._scalars.append({"step": at, "time_ns": time.time_ns(), "values": finite})
+            when = {"step": self._last_step() if at is None else at, "time_ns": time.time_ns()}
+            if finite or not media:
+                self._scalars.append({**when, "values": finite})
+            # A frame for each, so that none is too large. A server that does not know them finds no value.
+            self._scalars.extend({**when, "values": {}, "media": {name: one}} for name, one in media.items())
 
     def progress(self, done: int, total: int, unit: str = "steps") -> None:
         counts = {"done": checked_count(int(done), "done"), "total": checked_count(int(total), "total")}

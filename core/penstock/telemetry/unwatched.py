@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.telemetry.events import TraceSource
     from penstock.telemetry.exchange import ExchangeSource, TableSource
     from penstock.telemetry.input import InputTrace
+    from penstock.telemetry.media import Loggable
     from penstock.telemetry.work import WorkSource
 
 ThreadsOf = Callable[[], "Threads | None"]
@@ -81,11 +82,11 @@ class Session(Protocol):
         """Return where the data feed records its work; None: unwatched."""
         return None
 
-    def log(self, step: int | None = None, **values: float) -> None:
-        """Send scalars of a step; None: the newest finished one.
+    def log(self, step: int | None = None, **values: Loggable) -> None:
+        """Send scalars, tables and histograms of a step; None: the newest finished one.
 
-        Raises TypeError if the step is no integer or a value no number, ValueError if the step is not in [0, 2**63)
-        or a name cannot be written as text.
+        Raises TypeError if the step is no integer or a value no number, ValueError if the step is not in [0, 2**63),
+        a name cannot be written as text, or a table is larger than 1 MiB as JSON.
         """
         return
 

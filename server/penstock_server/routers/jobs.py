@@ -9,6 +9,7 @@ from fastapi import Header, Query, Request, Response
 
 from penstock.identity import Role
 from penstock.protocol.frames import Kind
+from penstock.protocol.media import MediaContent
 from penstock.protocol.recording import MAX_S
 from penstock.protocol.states import TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.auth.principal import READ, by_project, scoped
@@ -31,6 +32,7 @@ from penstock_server.routers.guarded import guarded_router
 from penstock_server.schemas import api
 from penstock_server.schemas.completeness import TelemetryCompleteness
 from penstock_server.schemas.jobcounts import JobCounts
+from penstock_server.schemas.media import MediaSeries
 from penstock_server.schemas.operators import OperatorTimes
 from penstock_server.schemas.recordings import FullRecording
 from penstock_server.schemas.stacks import PythonStacks
@@ -202,6 +204,27 @@ async def read_job_metrics(
     """Return a job's series, thinned so that extremes stay."""
     wanted = None if names is None else [name for name in names.split(",") if name]
     return api.Metrics(series=await server.series.read(job_id, wanted, max_points, attempt=attempt))
+
+
+@router.get("/jobs/{job_id:id}/media", operation_id="listJobMedia")
+@scoped("read")
+async def list_job_media(server: Server, job_id: Id) -> api.Items[MediaSeries]:
+    """List the tables and histograms that a job has logged, by name, each with its newest steps."""
+    return api.Items(items=await server.media.of(job_id))
+
+
+@router.get(
+    "/jobs/{job_id:id}/media/{media_id:id}",
+    operation_id="readJobMedia",
+    response_class=Response,
+    responses={200: {"model": MediaContent, "description": "a table or a histogram"}},
+)
+@scoped("read")
+async def read_job_media(server: Server, request: Request, job_id: Id, media_id: Id) -> Response:
+    """Return one table or histogram. It never changes."""
+    content = await server.media.content(job_id, media_id)
+    headers = {"Cache-Control": "private, max-age=31536000, immutable"}
+    return await compressed(request, content, media_type="application/json", headers=headers)
 
 
 @router.get("/jobs/{job_id:id}/exchange", operation_id="readJobExchange")

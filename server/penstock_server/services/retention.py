@@ -29,6 +29,7 @@ from penstock_server.tables import (
     EventRow,
     IdempotencyRow,
     JobRow,
+    MediaRow,
     MetricRow,
     SeriesRow,
     SnapshotRow,
@@ -39,7 +40,7 @@ from penstock_server.tables import (
 log = structlog.get_logger(__name__)
 
 _ACTIVE = [state.value for state in JobState if state not in TERMINAL_JOB]
-_METRICS = (MetricRow, TierRow, SeriesRow)
+_METRICS = (MetricRow, TierRow, SeriesRow, MediaRow)
 KEY_LIFE = timedelta(hours=24)
 """How long an `Idempotency-Key` stands for the job that came with it."""
 SEGMENTS = "segments"
@@ -89,7 +90,9 @@ class Sweeper:
         if self._days.telemetry_bytes is not None:
             await self._sweep_recordings(self._days.telemetry_bytes)
         if self._days.metrics_days is not None:
-            await self._sweep_rows(SeriesRow, _METRICS, self._before(self._days.metrics_days))
+            before = self._before(self._days.metrics_days)
+            await self._sweep_rows(SeriesRow, _METRICS, before)
+            await self._sweep_rows(MediaRow, (MediaRow,), before)  # of jobs that log nothing else
         if self._days.events_days is not None:
             await self._sweep_rows(EventRow, (EventRow,), self._before(self._days.events_days))
         if self._days.snapshots_days is not None:
@@ -149,7 +152,7 @@ class Sweeper:
         return sorted(found)
 
     async def _sweep_rows(
-        self, having: type[SeriesRow] | type[EventRow], tables: Iterable[type], before: datetime
+        self, having: type[SeriesRow] | type[EventRow] | type[MediaRow], tables: Iterable[type], before: datetime
     ) -> None:
         ended = select(JobRow.id).where(JobRow.state.not_in(_ACTIVE), JobRow.finished_at < before)
         ended = ended.where(select(having.job_id).where(having.job_id == JobRow.id).exists()).limit(JOBS_A_PASS)

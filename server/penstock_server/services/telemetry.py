@@ -21,6 +21,7 @@ from penstock.protocol.jobspec import storable
 from penstock_server.clock import Clock
 from penstock_server.db import Database
 from penstock_server.services.hangs import Hangs
+from penstock_server.services.media import Media
 from penstock_server.streams.hub import Hub
 from penstock_server.streams.ingest import StreamSource
 from penstock_server.streams.live import Live
@@ -39,10 +40,11 @@ class Telemetry:
     """Takes the frames that are decoded. A frame that does not hold what its kind promises is a PeerError."""
 
     def __init__(
-        self, database: Database, clock: Clock, *, live: Live, metrics: MetricsWriter, hub: Hub, hangs: Hangs
-    ) -> None:
+        self, database: Database, clock: Clock, *, live: Live, metrics: MetricsWriter, hub: Hub, hangs: Hangs,
+        media: Media,
+    ) -> None:  # fmt: skip
         self._db, self._clock, self._live, self._metrics, self._hub = database, clock, live, metrics, hub
-        self._hangs = hangs
+        self._hangs, self._media = hangs, media
         self._reported: OrderedDict[int, tuple[int, int]] = OrderedDict()  # step and time_ns, by stream
         self._arrived: dict[int, float] = {}  # of those, when on the monotonic clock
         self._started = clock.monotonic()
@@ -71,7 +73,7 @@ class Telemetry:
             case Kind.METRICS:
                 self._on_metrics(source, frame)
             case Kind.SCALARS:
-                self._on_scalars(source, _object(frame))
+                await self._on_scalars(source, _object(frame))
             case Kind.PROGRESS:
                 self._on_progress(source, frame)
             case Kind.HELLO:
@@ -115,18 +117,21 @@ class Telemetry:
         if source.role == "trainer":
             self._hangs.note(source.job_id, source.attempt, source.index, step, time_ns)
 
-    def _on_scalars(self, source: StreamSource, body: Mapping[str, Any]) -> None:
-        values = body.get("values")
+    async def _on_scalars(self, source: StreamSource, body: Mapping[str, Any]) -> None:
+        values, media = body.get("values"), body.get("media", {})
         step, time_ns = body.get("step", 0), body.get("time_ns") or time.time_ns()
-        if not isinstance(values, dict) or not fits(step, MAX_INT) or not fits(time_ns, MAX_INT):
+        are_numbers = fits(step, MAX_INT) and fits(time_ns, MAX_INT)
+        if not isinstance(values, dict) or not isinstance(media, dict) or not are_numbers:
             raise PeerError(f"a SCALARS frame holds {_quoted(body)}; expected step, time_ns and values")
         points = {name: number for name, value in values.items() if (number := finite(value)) is not None}
-        for name in points:
+        for name in (*points, *media):
             if not 0 < len(name) <= MAX_SERIES_NAME or not _is_storable(name):
                 raise PeerError(f"a SCALARS frame names a series {name[:MAX_SERIES_NAME]!r}, which cannot be stored")
         for name, number in points.items():
             self._put(source, name, step, time_ns, number)
-        if points:
+        for name, content in media.items():
+            await self._media.take(source, name, step, time_ns, content)
+        if points or media:
             self._step(source, step, time_ns)
 
     def _on_progress(self, source: StreamSource, frame: Frame) -> None:

@@ -14,6 +14,7 @@ from penstock.protocol.stream import (
     EventAdded,
     Figures,
     GraphUsed,
+    MediaAdded,
     Points,
     ServerMessage,
     StreamGraph,
@@ -226,6 +227,12 @@ class Hub:
         for sub in self._of_job.get(job_id, ()):
             if "metrics" in sub.parts:
                 sub.put_metrics(points)
+
+    def publish_media(self, job_id: str, name: str) -> None:
+        """Publish that a table or histogram is in the database by now."""
+        for sub in self._of_job.get(job_id, ()):
+            if "metrics" in sub.parts:
+                sub.put_state(f"media:{name}", MediaAdded(type="media", id=sub.id, name=name))
 
     def publish_log(self, job_id: str, replica_id: str) -> None:
         """Publish that a log has grown; each follower reads on from where it is."""

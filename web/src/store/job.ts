@@ -21,6 +21,7 @@ import { runtimeOfStep, StepHistory } from "./history";
 import { InputStore } from "./input";
 import { withFigures } from "./jobs";
 import { LogStore } from "./logs";
+import { MediaStore } from "./media";
 import { GraphRuntime, OpsStore } from "./ops";
 import { OtherRuns } from "./runs";
 import { SeriesStore } from "./series";
@@ -80,6 +81,10 @@ export class JobStore {
     (frame) => (frame.kind === Kind.EXCHANGE ? this.input.nameBlocks(frame) : this.input.ingest(frame)),
   );
   readonly others = new OtherRuns((jobId) => api.metrics(jobId));
+  readonly media = new MediaStore(
+    () => api.media(this.jobId),
+    (id) => api.mediaContent(this.jobId, id),
+  );
   readonly diagnosis = new DiagnosisStore(() => api.why(this.jobId));
   readonly completeness = new CompletenessStore(() => api.completeness(this.jobId));
   readonly documents = new GraphLoader(loadDocument, (hash, document) => this.#haveDocument(hash, document));
@@ -205,6 +210,9 @@ export class JobStore {
       case "metrics":
         this.series.append(message.series);
         this.#note("metrics");
+        return;
+      case "media":
+        this.media.changed();
         return;
       case "log":
         this.logs.of(message.replica_id).append(message.offset, message.text, message.times);

@@ -15,6 +15,7 @@ import { isCommand } from "../store/mode";
 import { MOST_RUNS, shortId, wantedOf } from "../store/runs";
 import { theme } from "../store/session";
 import { Compared, runName } from "./compared";
+import { MediaCards } from "./media";
 
 const MOST_OFFERED = 40;
 const FIRST = ["loss", "eval_loss", "samples_per_s", "step_ms", "sync_ms", "test_auc", "sync_bytes"];
@@ -148,6 +149,8 @@ export function MetricsView({ store }: { store: JobStore }) {
     const timer = setInterval(() => void store.others.refresh(goesOn), REFRESH_MS);
     return () => clearInterval(timer);
   }, [store]);
+  useEffect(() => store.media.open(), [store]);
+  const hasMedia = store.media.series.value.length > 0;
   const look = lookOf();
   const failure = store.others.error.value;
   const all = curvesOf(store.series, store.others.shown());
@@ -176,10 +179,10 @@ export function MetricsView({ store }: { store: JobStore }) {
         </div>
       </div>
       {failure !== null && <ErrorCard error={failure} />}
-      {bases.length === 0 ? (
+      {bases.length === 0 && !hasMedia ? (
         <Empty title={store.job.value !== null && isTerminal(store.job.value) ? "No metrics" : "No metrics yet"}>
           <span>{whence(store)}</span>
-          <code>penstock.telemetry.log(name=value, step=…)</code>
+          <code>penstock.log(name=value, step=…)</code>
         </Empty>
       ) : (
         <div class="scroll" tabIndex={0} role="region" aria-label="Charts">
@@ -189,6 +192,7 @@ export function MetricsView({ store }: { store: JobStore }) {
               <MetricCard key={base} store={store} base={base} curves={all.get(base) ?? []} look={look} />
             ))}
           </div>
+          <MediaCards store={store} />
         </div>
       )}
     </section>
