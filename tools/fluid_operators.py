@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.io.fluid.blocks import RUNS
+from penstock.io.fluid.writing.model import RULES
 from penstock.program.framework.kinds.call import REQUIRED, Kind
 from penstock.program.framework.kinds.table import KINDS
 
@@ -38,11 +40,14 @@ def page() -> str:
         ("Updates", {name: kind for name, kind in KINDS.items() if kind.updates}),
     ]
     tables = [f"## {title}\n\n{titles}{''.join(_row(*one) for one in sorted(kinds.items()))}" for title, kinds in shown]
+    written = textwrap.fill(", ".join(f"`{one}`" for one in sorted({kind.split(".")[1] for kind in RULES})), 120)
     blocks = ", ".join(f"`{name}`" for name in sorted(RUNS))
     return (
         f"{_INTRODUCTION}{tables[0]}\n{tables[1]}\nAn update writes its parameter and state in place, so their outputs "
         "are the same variables.\nA model has none.\n\n## In models alone\n\n"
-        f"{blocks}: they run\nblocks, or work on arrays; a script has [layers](control-flow.md) for them.\n"
+        f"{blocks}: they run\nblocks, or work on arrays; a script has [layers](control-flow.md) for them.\n\n"
+        "## Written to models\n\nA Program is written as a `__model__` ([saving](saving.md#writing-a-model)) if the "
+        f"calls that its targets need are\namong these, by `op.kernel`:\n\n{written}\n"
     )
 
 

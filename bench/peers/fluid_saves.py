@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.peers import ROOT, PeerMissing, environment
-from penstock.io.fluid.converting import Options, convert
+from penstock.io.converting import Options, convert
 
 SAVES = ROOT / "tests" / "io" / "fluid_saves.zip"
 _TOLERANCE = 1e-6  # one rounding of a power in float32; parameters are the same bits

@@ -15,7 +15,7 @@ import torch
 
 import penstock as fluid
 from penstock.errors import UserError
-from penstock.io.fluid.converting import Options, convert
+from penstock.io.converting import Options, convert
 from penstock.io.fluid.folders import read_combined, write_separate
 from penstock.io.fluid.names import from_fluid
 from penstock.io.fluid.schema import message

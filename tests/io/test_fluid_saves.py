@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import penstock as fluid
 from penstock.cli import app
 from penstock.errors import UserError
-from penstock.io.fluid.converting import Options, convert
+from penstock.io.converting import Options, convert
 from penstock.io.fluid.folders import read_combined, read_separate, write_separate
 from penstock.io.fluid.names import updates_of
 from penstock.io.fluid.tensors import FluidTensor

@@ -24,14 +24,18 @@ def convert_fluid(
     optimizer: Annotated[str | None, typer.Option(help="name of Penstock's optimizer, as adam_0")] = None,
     beta1: Annotated[float, typer.Option(help="Adam's, which tells the number of updates")] = 0.9,
     beta2: Annotated[float, typer.Option(help="Adam's")] = 0.999,
+    parameters_only: Annotated[
+        bool, typer.Option("--parameters-only", help="of an inference model to Fluid, no __model__")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Convert what Fluid 1.5 to 1.8 saved to a save of Penstock; a save of Penstock to Fluid's files.
 
     Read are folders of save_params, save_persistables and save_vars, their files for all, models (__model__) and the
-    .pdparams and .pdopt of fluid.save. Which way it goes follows from SOURCE.
+    .pdparams and .pdopt of fluid.save. Which way it goes follows from SOURCE. An inference model of Penstock becomes a
+    __model__ with its parameters.
     """
-    from penstock.io.fluid.converting import Options, convert  # imports torch, which --help need not pay for
+    from penstock.io.converting import Options, convert  # imports torch, which --help need not pay for
 
     shows = sys.stderr.isatty() and not json
     count = 0
@@ -42,7 +46,7 @@ def convert_fluid(
         if shows:
             print(f"\r\033[K{count} {name[:100]}", end="", file=sys.stderr, flush=True)
 
-    done = convert(source, target, Options(filename, names_from, optimizer, (beta1, beta2)), progress)
+    done = convert(source, target, Options(filename, names_from, optimizer, (beta1, beta2), parameters_only), progress)
     if shows:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     if json:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from penstock.errors import UserError
 from penstock.io.fluid.pickles import read_pickle, write_files
@@ -135,13 +137,20 @@ def write_separate(folder: Path, variables: Mapping[str, FluidTensor], progress:
     paths = {name: file_of(folder, name) for name in variables}
     for name, variable in variables.items():
         paths[name].parent.mkdir(parents=True, exist_ok=True)
-        _replace(paths[name], {name: variable}, progress)
+        _replace(paths[name], partial(_write_each, variables={name: variable}, progress=progress))
 
 
 def write_combined(path: Path, variables: Mapping[str, FluidTensor], progress: Progress | None = None) -> None:
     """Write one file of all variables, in the order of their sorted names. Raises UserError, OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(path, {name: variables[name] for name in sorted(variables)}, progress)
+    ordered = {name: variables[name] for name in sorted(variables)}
+    _replace(path, lambda file: _write_each(file, ordered, progress))
+
+
+def write_model(path: Path, content: bytes) -> None:
+    """Write `__model__`. Raises OSError; a file that was there before is then as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _replace(path, lambda file: file.write(content))
 
 
 def write_pickles(prefix: Path, params: Mapping[str, FluidTensor], state: Mapping[str, FluidTensor]) -> None:
@@ -161,14 +170,18 @@ def write_pickles(prefix: Path, params: Mapping[str, FluidTensor], state: Mappin
         prefix.with_name(prefix.name + OPTIMIZER).unlink(missing_ok=True)
 
 
-def _replace(path: Path, variables: Mapping[str, FluidTensor], progress: Progress | None) -> None:
+def _write_each(file: BinaryIO, variables: Mapping[str, FluidTensor], progress: Progress | None) -> None:
+    for name, variable in variables.items():
+        write_tensor(file, variable)
+        if progress is not None:
+            progress(name)
+
+
+def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            for name, variable in variables.items():
-                write_tensor(file, variable)
-                if progress is not None:
-                    progress(name)
+            write(file)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -106,6 +106,9 @@ def program_of(model: Model) -> tuple[Program, list[str]]:
             file=model.path,
         )
     program, reader = Program(), Reader(model.path, model.blocks, RUNS)
+    for block in model.blocks:
+        for var in block.vars:  # a model that was written of a Program has names like those that are given now
+            program.reserve(var.name.partition(".tmp_")[0], operator=True)
     with program_guard(program, Program()):
         names = reader.names(0)
         names.own.update({name: _input(model, name) for name in model.feeds})

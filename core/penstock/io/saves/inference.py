@@ -154,13 +154,14 @@ def load_inference_model(
     """
     place = _place(dirname, model_filename, params_filename)
     manifest = read_manifest(place)
-    program = _program(manifest, place)
+    program = stored_program(manifest, place)
     values = checked_values(manifest, place, program, persistables(program))
     assign(manifest, values, program, scope_of(executor, scope), resumes=False)
     return program, list(manifest.feeds), [program.variables[name] for name in manifest.fetches]
 
 
-def _program(manifest: Manifest, place: Path) -> Program:
+def stored_program(manifest: Manifest, place: Path) -> Program:
+    """Return the Program of a saved model. Raises UserError for a save without one, and for a damaged one."""
     if manifest.program is None:
         raise UserError(
             f"{place} holds variables without a model; expected what save_inference_model wrote", file=str(place)

@@ -22,8 +22,9 @@ from penstock.io.fluid.folders import Progress
 from penstock.io.fluid.loading import power_in
 from penstock.io.fluid.names import from_fluid, powers, powers_kept, state_of, to_fluid, updates_of
 from penstock.io.fluid.tensors import FluidTensor
+from penstock.io.fluid.writing.model import written_model
 from penstock.io.saves.files import read_manifest, read_tensors, saving_to, write_save
-from penstock.io.saves.inference import MODEL_NAME
+from penstock.io.saves.inference import MODEL_NAME, stored_program
 from penstock.io.saves.manifest import FORMAT, Manifest, StoredFile, StoredVariable
 from penstock.io.saves.variables import manifest_path, persistables, write_variables
 from penstock.scope import Scope
@@ -35,12 +36,14 @@ _PART = re.compile(rf"(.+)(?:{_LOD}\d+|{_ROWS}|{_HEIGHT})")
 @dataclass(frozen=True, slots=True)
 class Options:
     """What the files do not say. `filename`: one file for all, of that name. `names_from`: `__model__`, or a text of a
-    name a line, for a file for all that is read. `optimizer`: name of Penstock's optimizer. `betas`: Adam's."""
+    name a line, for a file for all that is read. `optimizer`: name of Penstock's optimizer. `betas`: Adam's.
+    `parameters_only`: of an inference model of Penstock, the values without a `__model__`."""
 
     filename: str | None = None
     names_from: Path | None = None
     optimizer: str | None = None
     betas: tuple[float, float] = (0.9, 0.999)
+    parameters_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,15 @@ def convert(source: Path, target: Path, options: Options, progress: Progress | N
 
     `source`: a folder, a file for all, what `fluid.save` wrote (`model.pdparams`), a folder with `__model__`; of
     Penstock a manifest (`variables.json`), or the folder of one. `target` of Fluid's files: a folder, or
+    `<prefix>.pdparams`. An inference model becomes `__model__` and its parameters in a folder, parameters alone as
     `<prefix>.pdparams`. Raises UserError, OSError; a file that was there before is then as it was, or replaced whole.
     """
-    manifest = _manifest_of(source)
-    if manifest is not None:
-        return _to_fluid(manifest, target, options, progress)
+    place = _manifest_of(source)
+    if place is not None:
+        manifest = read_manifest(place)
+        if manifest.fetches and not options.parameters_only and target.suffix != folders.PARAMS:
+            return _model_to_fluid(manifest, place, target, options, progress)
+        return _to_fluid(manifest, place, target, options, progress)
     if (source / folders.MODEL).is_file():
         return _model_from_fluid(source, target, options)
     return _from_fluid(source, target, options, progress)
@@ -185,8 +192,21 @@ def _shown(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 # -- to Fluid --------------------------------------------------------------------------------------------------------
 
 
-def _to_fluid(place: Path, target: Path, options: Options, progress: Progress | None) -> Converted:
-    manifest = read_manifest(place)
+def _model_to_fluid(
+    manifest: Manifest, place: Path, target: Path, options: Options, progress: Progress | None
+) -> Converted:
+    """An inference model; its `__model__` comes last, so that a folder that has one is whole."""
+    model = written_model(stored_program(manifest, place), manifest.feeds, manifest.fetches)
+    stored = {one.name: one for one in manifest.variables if one.name in model.parameters}
+    values = read_tensors(_beside(place, manifest.values), stored)
+    found = {theirs: _joined(ours, values) for ours, theirs in model.parameters.items()}
+    _write(target, found, model.parameters, options, progress)
+    folders.write_model(target / folders.MODEL, model.content)
+    left_out = sorted(one.name for one in manifest.variables if one.name not in stored)
+    return Converted("to-fluid", str(target), dict(model.parameters), _fluid_shown(found), left_out)
+
+
+def _to_fluid(manifest: Manifest, place: Path, target: Path, options: Options, progress: Progress | None) -> Converted:
     stored = {one.name: one for one in manifest.variables}
     values = read_tensors(_beside(place, manifest.values), stored)
     parts = {name for name in stored if (match := _PART.fullmatch(name)) and match[1] in stored}
@@ -195,10 +215,11 @@ def _to_fluid(place: Path, target: Path, options: Options, progress: Progress | 
     found.update(_powers(values, names, options))
     _write(target, found, names, options, progress)
     left_out = sorted(name for name in set(stored) - set(names) - parts if not name.endswith(".step"))
-    shown = {
-        name: f"{str(one.values.dtype).removeprefix('torch.')}{list(one.values.shape)}" for name, one in found.items()
-    }
-    return Converted("to-fluid", str(target), names, shown, left_out)
+    return Converted("to-fluid", str(target), names, _fluid_shown(found), left_out)
+
+
+def _fluid_shown(found: Mapping[str, FluidTensor]) -> dict[str, str]:
+    return _shown({name: one.values for name, one in found.items()})
 
 
 def _beside(place: Path, file: StoredFile) -> Path:
