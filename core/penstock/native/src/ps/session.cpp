@@ -431,6 +431,8 @@ bool Session::exchange(Sent& out, Answers& answers, Lines& lines) {
     lines[at] = free_line(server, out[at]->message.kind);
     try {
       if (!server.armed) throw Unavailable("the server has been disarmed");
+      const bool is_copy = lines[at].channel->shares();
+      const auto sending = is_copy ? std::optional<Waits::One>{} : wait_for(server, out[at]->message);
       server.sent_at = out[at]->sent_at = now_s();
       send(*lines[at].channel, out[at]->message, now_s() + limit_s_);
     } catch (const std::exception&) {
@@ -449,14 +451,18 @@ bool Session::exchange(Sent& out, Answers& answers, Lines& lines) {
   return well;
 }
 
+// Until it ends, time counts as a wait of what is sent. Nothing, on a thread that no step waits for.
+std::optional<Waits::One> Session::wait_for(Server& server, const Message& sent) {
+  if (blocks_no_step) return std::nullopt;
+  Sums& sums = sent.kind == Kind::kStep ? *server.sums.back() : *server.sums[sent.parts[0].block];
+  return std::optional<Waits::One>(std::in_place, waits_, sums);
+}
+
 bool Session::await(Channel& channel, std::size_t at, const Outgoing& sent, std::optional<Answer>& answer) {
   Server& server = *servers_[at];
-  const bool is_step = sent.message.kind == Kind::kStep;
-  std::optional<Waits::One> waiting;
-  if (!blocks_no_step)
-    waiting.emplace(waits_, *(is_step ? server.sums.back() : server.sums[sent.message.parts[0].block]));
+  const auto waiting = wait_for(server, sent.message);
   try {
-    if (is_step && server.inbox.is_open()) {
+    if (sent.message.kind == Kind::kStep && server.inbox.is_open()) {
       answer = server.inbox.take(now_s() + limit_s_);
     } else {
       Received received = channel.receive(now_s() + limit_s_);

@@ -178,6 +178,7 @@ class Session {
   static Line free_line(Server& server, Kind kind);
   bool exchange(Sent& out, Answers& answers, Lines& lines);
   static void send(Channel& channel, const Message& message, Deadline deadline);
+  std::optional<Waits::One> wait_for(Server& server, const Message& sent);
   bool await(Channel& channel, std::size_t at, const Outgoing& sent, std::optional<Answer>& answer);
   void count(Server& server, const Message& sent, const Message& answer);
 

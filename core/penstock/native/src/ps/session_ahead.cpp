@@ -111,7 +111,10 @@ void Session::send_dense_first(Sent& out) {
 bool Session::has_left(const Sent& out) {
   bool well = true;
   for (std::size_t at = 0; at < servers_.size(); ++at) {
-    if (servers_[at]->num_ahead != 0) well = servers_[at]->outbox.finish() && out[at] && well;
+    Server& server = *servers_[at];
+    if (server.num_ahead == 0) continue;
+    const auto sending = out[at] ? wait_for(server, out[at]->message) : std::optional<Waits::One>{};
+    well = server.outbox.finish() && out[at] && well;
   }
   return well;
 }
