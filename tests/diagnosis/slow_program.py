@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.support.slow_link import slow_link
 from torch import Tensor, nn
 
 import penstock as fluid
@@ -45,6 +46,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--read-ms", type=float, default=0.0, help="that the reader needs for a batch")
     parser.add_argument("--read-bytes", type=int, default=0, help="that the reader parses for a batch, in Python")
     parser.add_argument("--fill-after", type=int, default=-1, help="steps after which it fills the disk of its node")
+    parser.add_argument("--slow-link", type=int, action="append", default=[], help="a server; may be repeated")
+    parser.add_argument("--slow-link-of", type=int, default=0, help="the trainer whose link that is")
+    parser.add_argument("--link-mbs", type=float, default=11.0, help="megabytes a second over it, each way")
     parser.add_argument("--slow-reader-of", type=int, default=-1, help="the only trainer whose reader needs that")
     return parser.parse_args()
 
@@ -160,6 +164,13 @@ def run_with_servers(args: argparse.Namespace) -> None:
         fleet.init_server()
         fleet.run_server()
         return
+    with contextlib.ExitStack() as links:  # channels are opened by init_worker, and after a failure
+        for server in args.slow_link if fleet.worker_index() == args.slow_link_of else ():
+            links.enter_context(slow_link(fleet.server_endpoints()[server], args.link_mbs * 1e6))
+        train_with_servers(args, loss, strategy)
+
+
+def train_with_servers(args: argparse.Namespace, loss: Any, strategy: Any) -> None:
     exe = fluid.Executor(fluid.CPUPlace())
     fleet.init_worker()
     exe.run(fleet.startup_program)

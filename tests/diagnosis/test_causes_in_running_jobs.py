@@ -2,7 +2,8 @@
 
 Slowness is made with what a machine has: a reader that sleeps or parses, processes that get part of the time (SIGSTOP
 and SIGCONT in turns), processes that are stopped, one core, batches of one row, a layer in float64, ids of one shard, a
-disk that the job fills. Questions go to the API as the dashboard asks them, the last one through `penstock why`.
+disk that the job fills, a relay that passes few bytes a second. Questions go to the API as the dashboard asks them, the
+last one through `penstock why`.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ INPUT = r"input: \d+ % of the step{} waits for data"
 SERVER = r"of each step waits for {}"
 LATE = r"trainer {} is .* ms later than the others"
 SILENT = r"trainer {} has not finished step \d+ for \d+ s"
+LINK = r"the link from trainer {} on \S+ to pserver-{} carries \d+(\.\d)? MB/s; exchanges wait \d+ % of the step"
+REMOTE = {"PENSTOCK_PS_TRANSPORT": "tcp"}
 HANGS = r"no trainer has finished a step for \d+ s, .*: they wait for {}"
 BOTH = (("pserver", 0), ("pserver", 1))
 ENCODER = "--model transformer --width 128 --rows 64 --layers"
@@ -136,6 +139,12 @@ SLOW = [
         f"{ENCODER} 5 --odd-layer 0"),
     Job("a shard with all ids", SERVER.format(r"pserver-0, which has \d+ % of the ids of `table`"),
         "--words 1000000 --one-shard --rows 1024 --width 64 --layers 1", servers=2),
+    Job("a slow link, one trainer", LINK.format(0, 1), "--slow-link 1", servers=2, env=REMOTE),
+    Job("a slow link of two trainers", LINK.format(1, 0), "--slow-link 0 --slow-link-of 1", servers=2, trainers=2,
+        env=REMOTE),
+    Job("the only link", LINK.format(0, 0), "--slow-link 0", servers=1, env=REMOTE),
+    Job("all links of a trainer", r"the links from trainer 0 on \S+ to 2 servers carry \d+ MB/s each",
+        "--slow-link 0 --slow-link 1", servers=2, trainers=2, env=REMOTE),
     Job("a full disk", r"the disk of .* is full", "--fill-after 60", small_disk=True),
 ]  # fmt: skip
 LARGE = "--width 512 --rows 2048"

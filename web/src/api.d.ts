@@ -1636,7 +1636,7 @@ export interface components {
         readonly Finding: {
             /**
              * Cause
-             * @description server, servers, table, way, trainer, input, exchange, idle, … or healthy, stalled
+             * @description server, servers, table, link, way, trainer, input, exchange, idle, … or healthy, stalled
              */
             readonly cause: string;
             /** Graph */

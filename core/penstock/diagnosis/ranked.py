@@ -4,14 +4,15 @@ A *turn* is a step and the time until the next one begins; every share is of the
 sentence says so. Each rule looks for one cause and names the place:
 
 1. no step has finished for long: which trainer has not arrived, or which server all wait for
-2. waits for parameter servers: one straggler among them, one table, one trainer's way to one, or all
-3. one trainer is later than the others, and in which operator, or because it waits for data
-4. time between steps and in input operators: the reader
-5. gradient exchange between replicas or ranks
-6. threads without work; cores of a machine on which none of the job's threads computes
-7. operators so short that the batch is too small for them
-8. one layer of several alike, or one operator of several alike, that takes longer
-9. a node of the job whose disk is full
+2. a link between a trainer and a parameter server: bytes are on the way while the step waits
+3. other waits for parameter servers: one straggler among them, one table, one trainer's way to one, or all
+4. one trainer is later than the others, and in which operator, or because it waits for data
+5. time between steps and in input operators: the reader
+6. gradient exchange between replicas or ranks
+7. threads without work; cores of a machine on which none of the job's threads computes
+8. operators so short that the batch is too small for them
+9. one layer of several alike, or one operator of several alike, that takes longer
+10. a node of the job whose disk is full
 
 Below `NOTICED` of a turn nothing counts as slow: the first finding then says what the step does, and the others follow.
 """
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from penstock.diagnosis.case import NOTICED, Case, case_of, percent, where
 from penstock.diagnosis.compute import exchange, small, threads
 from penstock.diagnosis.layers import layers
+from penstock.diagnosis.links import links
 from penstock.diagnosis.servers import servers, ways
 from penstock.diagnosis.stalled import stalled
 from penstock.diagnosis.sums import Finding, OpSum, Sums, Trainer
@@ -44,7 +46,7 @@ def _disks(case: Case, stepping: Sequence[Trainer]) -> Iterable[Finding]:
 
 
 _RULES: tuple[Callable[[Case, Sequence[Trainer]], Iterable[Finding]], ...] = (
-    _disks, servers, ways, straggler, input_of, exchange, threads, small, layers,
+    _disks, links, servers, ways, straggler, input_of, exchange, threads, small, layers,
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Rules about waits for parameter servers: one straggler among them, one table, one trainer's way to one, or all.
 
 In a synchronous step all trainers wait for the straggler, so a wait counts as the servers' only as far as the trainer
-that waits least has it too.
+that waits least has it too. What a slow link explains (`penstock.diagnosis.links`) is not the servers'.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from penstock.diagnosis.case import NOTICED, Case, ms, percent
+from penstock.diagnosis.links import explained_ns, slow_links
 from penstock.diagnosis.sums import Finding, TableLoad, Trainer
 
 WAITS = {"metric": "wait"}
@@ -23,8 +24,11 @@ HOT = 0.2
 
 def servers(case: Case, stepping: Sequence[Trainer]) -> Iterable[Finding]:
     """Waits that every trainer has: for one server, for one table of it, or for all servers alike."""
-    per_server = {server: min(case.by_server[one.index, server] for one in stepping)
-                  for server in {server for _, server in case.by_server}}  # fmt: skip
+    on_the_way = explained_ns(case)
+    per_server = {
+        server: max(0.0, min(case.by_server[one.index, server] for one in stepping) - on_the_way.get(server, 0.0))
+        for server in {server for _, server in case.by_server}
+    }
     total = sum(per_server.values())
     if not per_server or total <= 0:
         return
@@ -84,7 +88,10 @@ def ways(case: Case, stepping: Sequence[Trainer]) -> Iterable[Finding]:
     """One trainer waits longer for one server than the others do, and is not early."""
     if len(stepping) < 2:
         return
+    slow = {(link.trainer, link.pserver) for link in slow_links(case)}
     for (trainer, server), ns in case.by_server.items():
+        if (trainer, server) in slow:
+            continue
         others = [case.by_server[one.index, server] for one in stepping if one.index != trainer]
         more = ns - statistics.median(others)
         if case.late is not None and case.late.index != trainer and case.share(case.late_ns) >= NOTICED:

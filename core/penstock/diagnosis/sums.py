@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -81,6 +82,42 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """What passed between a trainer and a pserver, of each of the trainer's steps. `node`: its machine, '' if unknown.
+
+    By the pserver's clock: `receive_ns` from the first byte of a request until all of it was there, `round_ns` while
+    the step waited for those of others and for the update, `answer_ns` while an answer was sent. `work_ns`: of the
+    pserver's own work for all trainers (merge, log, update, look up).
+    """
+
+    trainer: int
+    pserver: int
+    sent_bytes: float
+    receive_ns: float
+    received_bytes: float = 0.0
+    answer_ns: float = 0.0
+    round_ns: float = 0.0
+    work_ns: float = 0.0
+    node: str = ""
+
+    @property
+    def ns(self) -> float:
+        """In which bytes were seen on the way, in either direction."""
+        return self.receive_ns + self.answer_ns
+
+    @property
+    def served_ns(self) -> float:
+        """Between a request and its answer. A round is waited for while its update is made."""
+        return max(self.round_ns, self.work_ns)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Rate of the direction that took longer; infinite if neither took any time."""
+        ns, size = max((self.receive_ns, self.sent_bytes), (self.answer_ns, self.received_bytes))
+        return size / ns * 1e9 if ns > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True)
 class TableLoad:
     """A sparse table. `ids`: pulled and pushed, by pserver; `hot_id`: pushed most, in `hot_share` of pushes."""
 
@@ -108,6 +145,7 @@ class Sums:
     running: bool = True
     tables: tuple[TableLoad, ...] = ()
     disks: tuple[Disk, ...] = ()
+    links: tuple[Link, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -227,7 +227,9 @@ class Exchange(Answer):
 class Finding(Answer):
     """One cause of the time that a step takes."""
 
-    cause: str = Field(description="server, servers, table, way, trainer, input, exchange, idle, … or healthy, stalled")
+    cause: str = Field(
+        description="server, servers, table, link, way, trainer, input, exchange, idle, … or healthy, stalled"
+    )
     sentence: str
     share: float = Field(description="of the time from the beginning of a step to that of the next")
     ms: float = Field(description="of each step")

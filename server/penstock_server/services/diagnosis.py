@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from sqlalchemy import func, select
 
-from penstock.diagnosis import Disk, Finding, Sums, TableLoad, Wait, diagnose
+from penstock.diagnosis import Disk, Finding, Link, Sums, TableLoad, Trainer, Wait, diagnose
 from penstock.protocol.frames import Kind
 from penstock.protocol.states import LIVE_REPLICA, TERMINAL_JOB
 from penstock_server.db import Database
@@ -30,6 +30,7 @@ from penstock_server.services.evidence import (
 )
 from penstock_server.services.exchange import Exchanges
 from penstock_server.services.jobs import Jobs
+from penstock_server.services.links import links_of, worked
 from penstock_server.services.storage import JobStorage
 from penstock_server.streams.agents import Agents
 from penstock_server.streams.recorder import Recorder
@@ -77,9 +78,10 @@ class Diagnoses:
             for index, points in sorted(series.items())
             if index in replicas
         ]  # fmt: skip
+        waits, links = await self._exchanged(job, trainers, window_ns)
         sums = Sums(
-            tuple(trainers), await self._waits(job, window_ns), running=running, tables=await self._tables(job),
-            disks=await self._disks_of(job),
+            tuple(trainers), waits, running=running, tables=await self._tables(job), disks=await self._disks_of(job),
+            links=links,
         )  # fmt: skip
         findings = diagnose(sums)
         return api.Diagnosis(
@@ -190,13 +192,30 @@ class Diagnoses:
         by_stream = summed(frames, used, graphs, window_ns)
         return {index: by_stream[stream] for stream, index in streams.items() if stream in by_stream}
 
-    async def _waits(self, job: api.Job, window_ns: int) -> tuple[Wait, ...]:
+    async def _exchanged(
+        self, job: api.Job, trainers: Sequence[Trainer], window_ns: int
+    ) -> tuple[tuple[Wait, ...], tuple[Link, ...]]:
+        """Return what trainers waited for servers, and what passed between them."""
         now = await self._exchanges.as_of(job)
         if not now.cells:
-            return ()
+            return (), ()
         # Of a job that is over all counts: in its last seconds it may have saved its parameters.
         before = await self._exchanges.as_of(job, age_ns=window_ns) if job.state == "RUNNING" else None
-        return waits_of(now, before)
+        frames = await asyncio.to_thread(decoded, await self._recorder.recent(job.id, Kind.INPUT_EVENTS, FRAMES_BYTES))
+        servers = {
+            r.index: worked([frame for frame in frames if frame.stream == r.stream], window_ns)
+            for r in job.replicas
+            if r.role == "pserver" and r.attempt == job.attempt
+        }
+        turns_ns = {one.index: one.turn_ns for one in trainers}
+        nodes = await self._node_names({one.index: one.node for one in trainers})
+        return waits_of(now, before), links_of(now, before, servers, turns_ns, nodes)
+
+    async def _node_names(self, nodes: Mapping[int, str]) -> dict[int, str]:
+        async with self._db.read() as session:
+            rows = (await session.execute(select(NodeRow.id, NodeRow.name).where(NodeRow.id.in_(nodes.values())))).all()
+        names = {row.id: row.name for row in rows}
+        return {index: names.get(node, "") for index, node in nodes.items()}
 
 
 def _answer(finding: Finding) -> api.Finding:
