@@ -270,7 +270,7 @@ def _wire(runtime: Runtime, live: Live) -> None:
         await runtime.attach.step()
         await runtime.held.step()
         await runtime.tokens.step()
-        await runtime.hangs.step()
+        await runtime.hangs.step(runtime.diagnoses.unfinished)
         await runtime.drains.step()
         if runtime.publisher.look_at_clock():
             publisher.wake()

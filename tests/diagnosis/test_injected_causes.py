@@ -270,6 +270,22 @@ def test_a_trainer_that_hangs_is_named_not_those_that_wait() -> None:
     assert (found.cause, found.place) == ("stalled", "trainer 1")
 
 
+def test_a_trainer_that_hangs_is_named_with_its_operator() -> None:
+    hung = trainer(1, silent_s=34.0, last_step=411, unfinished=(4, 6))
+    found = first(trainer(0, silent_s=34.0, last_step=412, unfinished=(6,)), hung)
+    assert found.sentence == (
+        "trainer 1 has not finished step 412 for 34 s, last reported in `fc_1_dw`; a step takes 40.6 ms"
+    )
+    assert (found.tab, found.op, found.graph) == ("graph", 4, "g")
+
+
+def test_trainers_that_hang_in_several_operators_name_none() -> None:
+    hung = [trainer(i, silent_s=34.0, unfinished=(4 - i,)) for i in range(2)]
+    found = first(*hung)
+    assert found.sentence == "no trainer has finished a step for 34 s, since step 500; a step takes 40.6 ms"
+    assert (found.tab, found.op) == ("events", None)
+
+
 def test_a_job_that_hangs_as_a_whole_says_since_when() -> None:
     assert first(trainer(silent_s=60.0)).sentence.startswith("no trainer has finished a step for 60 s, since step 500")
 

@@ -64,10 +64,10 @@ async def test_a_node_that_comes_back_has_time_for_a_step(tmp_path: Path, clock:
             clock.advance(17)
             await until_answer(lambda: server.job(job["id"]), lambda j: j["replicas"][0]["state"] == "UNKNOWN")
             clock.advance(53)  # 70 s since its last step: within the grace
-            await server.runtime.hangs.step()
+            await server.runtime.hangs.step(server.runtime.diagnoses.unfinished)
             await silent(server, agent, clock, 50)
             back = await until_answer(lambda: server.job(job["id"]), lambda j: j["replicas"][0]["state"] == "RUNNING")
-            await server.runtime.hangs.step()
+            await server.runtime.hangs.step(server.runtime.diagnoses.unfinished)
             assert back["attempt"] == 1 and await events_of(server, job["id"]) == []
 
 
@@ -81,6 +81,15 @@ def test_table_has_who_did_not_arrive_first() -> None:
     assert [row.split() for row in hang.table().splitlines()[1:]] == [
         ["1", "9", "93.0"], ["0", "12", "90.0"], ["2", "12", "90.0"],
     ]  # fmt: skip
+
+
+def test_table_has_the_operator_where_it_is_known() -> None:
+    found, last = after({0: 12, 1: 9}, 1.0)
+    hang = found.hang(last + 90)
+    assert hang is not None
+    head, behind, other = hang.table({1: "fc_2_dw"}).splitlines()
+    assert head.endswith("seconds ago  last reported in")
+    assert (behind.split(), other.split()) == (["1", "9", "93.0", "fc_2_dw"], ["0", "12", "90.0"])
 
 
 def test_table_of_many_trainers_is_bounded() -> None:

@@ -37,6 +37,7 @@ class Trainer:
     use, 0 if unknown. `path_ns`: of a step's longest chain of operators that wait for one another, 0 if unknown.
     `evaluates`: it runs a graph that does not train, so no step is expected of it. `sampled_step`: the newest
     one that was recorded operator by operator. `matrix_gflops`: that one of its threads multiplies, 0 if unknown.
+    `unfinished`: operators that had not ended when it last reported, though all that they wait for had.
     """
 
     index: int
@@ -55,6 +56,7 @@ class Trainer:
     evaluates: bool = False
     sampled_step: int | None = None
     matrix_gflops: float = 0.0
+    unfinished: tuple[int, ...] = ()
 
     @property
     def turn_ns(self) -> float:

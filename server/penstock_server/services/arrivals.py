@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 LEAST_S = 60.0
@@ -45,10 +46,13 @@ class Hang:
         text = f"hangs: no step for {self.silent_s:.0f} s, where one takes {self.median_s:.3g} s in the median"
         return f"{text}; {who}" if who else f"{text}; every trainer ended step {newest}"
 
-    def table(self) -> str:
-        """Lay out the arrivals, those that are behind first."""
-        rows = [f"{'trainer':>7}  {'last step':>10}  {'seconds ago':>11}"]
-        rows += [f"{one.trainer:>7}  {one.step:>10}  {one.age_s:>11.1f}" for one in self.arrivals[:MAX_ROWS]]
+    def table(self, operators: Mapping[int, str] | None = None) -> str:
+        """Lay out the arrivals, those that are behind first. `operators`: where a trainer was last reported."""
+        known = operators or {}
+        rows = [f"{'trainer':>7}  {'last step':>10}  {'seconds ago':>11}" + ("  last reported in" if known else "")]
+        for one in self.arrivals[:MAX_ROWS]:
+            row = f"{one.trainer:>7}  {one.step:>10}  {one.age_s:>11.1f}"
+            rows.append(f"{row}  {known[one.trainer]}" if one.trainer in known else row)
         more = len(self.arrivals) - MAX_ROWS
         return "\n".join([*rows, f"and {more} more"] if more > 0 else rows)
 

@@ -26,6 +26,7 @@ from penstock_server.services.evidence import (
     summed,
     trainer_of,
     turn_of,
+    unfinished_name,
     waits_of,
 )
 from penstock_server.services.exchange import Exchanges
@@ -111,6 +112,16 @@ class Diagnoses:
             if ops.count.get(op)
         ]  # fmt: skip
         return OperatorTimes(job_id=job.id, attempt=job.attempt, trainer=index, graph=ops.graph, operators=operators)
+
+    async def unfinished(self, job_id: str) -> dict[int, str]:
+        """Return the operator that each trainer was last reported in, where that is known. Raises NotFound."""
+        ran = await self._operators(await self._jobs.get(job_id), WINDOW_NS)
+        found = {
+            index: unfinished_name(self._graphs[one.graph], one.count)
+            for index, one in ran.items()
+            if one.graph in self._graphs
+        }
+        return {index: name for index, name in found.items() if name}
 
     async def cores(self, job: api.Job) -> dict[int, int]:
         """Return the cores of each trainer's machine, 0 where that is unknown."""

@@ -201,7 +201,7 @@ def trainer_of(
         workers=threads.workers, intra_op_threads=threads.intra_op, node=node, num_cores=cores,
         idle=max(0.0, 1 - statistics.median(ran.busy) / threads.workers) if ran.threads and ran.busy else None,
         graph=ran.graph, ops=ops, evaluates=ran.evaluates, sampled_step=ran.sampled_step,
-        matrix_gflops=threads.matrix_gflops,
+        matrix_gflops=threads.matrix_gflops, unfinished=unfinished_of(facts, ran.count) if silent_s else (),
         path_ns=_path_ns(facts, ops) if has_more_cores else 0.0,
     )  # fmt: skip
 
@@ -211,6 +211,29 @@ def _op_sum(at: int, facts: OpFacts, ran: Ran) -> OpSum:
         at, facts.name, facts.role, facts.module, ran.count[at], ran.total_ns[at], split=facts.split, type=facts.type,
         sizes=facts.sizes, flops=facts.flops,
     )  # fmt: skip
+
+
+def unfinished_of(facts: GraphFacts, count: Mapping[int, int]) -> tuple[int, ...]:
+    """Return the operators that have run once less than everything that they wait for: those a step is at.
+
+    `count`: runs since any moment. An operator whose inputs ran before it, and itself after it, looks finished.
+    """
+    if not len(facts.edges):
+        return ()
+    counts = np.zeros(len(facts.ops), np.int64)
+    for op, number in count.items():
+        if op < len(counts):
+            counts[op] = number
+    waiting, begins = np.unique(facts.edges[:, 1], return_index=True)
+    fewest = np.minimum.reduceat(counts[facts.edges[:, 0]], begins)
+    at = waiting[(counts[waiting] == fewest - 1) & (counts[waiting] > 0)]
+    return tuple(at.tolist())
+
+
+def unfinished_name(facts: GraphFacts, count: Mapping[int, int]) -> str:
+    """Return the name of the operator that a step is at, '' if that is unknown; what computes before exchanges."""
+    ops = [facts.ops[op] for op in unfinished_of(facts, count)]
+    return min(ops, key=lambda op: op.role == "communication").name if ops else ""
 
 
 def _path_ns(facts: GraphFacts, ops: Sequence[OpSum]) -> float:

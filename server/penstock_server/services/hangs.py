@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from sqlalchemy import select
@@ -17,6 +18,8 @@ from penstock_server.services.transitions import noted
 from penstock_server.tables import JobRow
 
 MAX_JOBS = 2000
+Operators = Callable[[str], Awaitable[Mapping[int, str]]]
+"""Returns the operator that each trainer of a job was last reported in, where that is known."""
 
 
 class Hangs:
@@ -43,7 +46,7 @@ class Hangs:
         self._jobs.pop(job_id, None)
         self._hung.pop(job_id, None)
 
-    async def step(self) -> None:
+    async def step(self, operators: Operators) -> None:
         """Write an event for each job that hangs now, and for each that goes on again."""
         now = self._clock.monotonic()
         for job_id, attempt in list(self._hung.items()):
@@ -56,12 +59,12 @@ class Hangs:
             hang = one.hang(now) if job_id not in self._hung else None
             if hang is None:
                 continue
-            if await self._report(job_id, one.attempt, hang):
+            if await self._report(job_id, one.attempt, hang, operators):
                 self._hung[job_id] = one.attempt
             else:
                 one.last_at = now  # silence says nothing while it is not reachable, nor right after
 
-    async def _report(self, job_id: str, attempt: int, hang: Hang) -> bool:
+    async def _report(self, job_id: str, attempt: int, hang: Hang, operators: Operators) -> bool:
         """Write the event, and end the attempt if the job says so. False if the server cannot say that it hangs."""
         async with self._db.glance() as session:
             state = (await session.execute(select(JobRow.state).where(JobRow.id == job_id))).scalar_one_or_none()
@@ -69,13 +72,14 @@ class Hangs:
             self.forget(job_id)  # what came after its end
         if state != JobState.RUNNING:
             return False
+        last_in = await operators(job_id)
         async with self._db.write() as tx:
             job = await self._running(tx, job_id, attempt)
             if job is None:
                 return False
             now = self._clock.now()
             job.why = hang.sentence()
-            noted(tx, job, at=now, reason="hang", detail=f"{job.why}\n{hang.table()}")
+            noted(tx, job, at=now, reason="hang", detail=f"{job.why}\n{hang.table(last_in)}")
             restart = job.spec.get("restart", {})
             if "hang" in restart.get("on", ()) or has_own(restart, "hang"):
                 await end_attempt(tx, job, partial(hung, why=job.why), at=now, tail=self._tail)
