@@ -40,6 +40,11 @@ def test_a_scalar_name_that_is_no_text_is_refused(name: str) -> None:
         checked_scalars({name: 1.0})
 
 
+def test_a_script_cannot_log_a_series_of_penstock() -> None:
+    with pytest.raises(ValueError, match="names that begin with 'penstock/' are of Penstock's own series"):
+        checked_scalars({"penstock/eval_loss": 0.5})
+
+
 def test_a_wrong_word_raises_at_its_line_and_starts_nothing() -> None:
     session = Watched(Managed("job", "name", "replica", "trainer", 0, 1, 7, "no-such-socket"))
     with pytest.raises(ValueError, match="step is -1"):

@@ -71,13 +71,15 @@ class Thinner:
         }
 
 
-EVALUATION_LOSS = "eval_loss"
+OWN = "penstock/"
+"""How the names of Penstock's own series begin that stand among those of scripts; no script can use them."""
+EVALUATION_LOSS = f"{OWN}eval_loss"
 
 
 def evaluation_apart(row: Columns) -> tuple[Columns, dict[str, float | None]]:
     """Return a row of evaluation without its loss, and the loss as a scalar of its own; nothing if it has none."""
     loss = float(row[Column.LOSS][-1])
-    scalars = {} if math.isnan(loss) else checked_scalars({EVALUATION_LOSS: loss})
+    scalars = {} if math.isnan(loss) else {EVALUATION_LOSS: _finite(loss)}
     return {**row, Column.LOSS: np.array([math.nan])}, scalars
 
 
@@ -100,7 +102,10 @@ def checked_count(value: SupportsIndex, name: str) -> int:
 
 
 def checked_scalars(values: Mapping[str, SupportsFloat]) -> dict[str, float | None]:
-    """Return finite numbers as floats, others as None. Raises TypeError, and ValueError for a name that is no text."""
+    """Return finite numbers as floats, others as None.
+
+    Raises TypeError, and ValueError for a name that is no text or one of Penstock's own.
+    """
     return {checked_name(name): _finite(value) for name, value in values.items()}
 
 
@@ -113,7 +118,9 @@ def _finite(value: SupportsFloat) -> float | None:
 
 
 def checked_name(name: str) -> str:
-    """Return the name of a series. Raises ValueError if it is no text that can be stored."""
+    """Return the name of a series. Raises ValueError if it is no text that can be stored, or Penstock's."""
     if not name or "\0" in name or any("\ud800" <= letter <= "\udfff" for letter in name):
         raise ValueError(f"scalar name is {name!r}; expected text without NUL and without lone surrogates")
+    if name.startswith(OWN):
+        raise ValueError(f"scalar name is {name!r}; names that begin with {OWN!r} are of Penstock's own series")
     return name

@@ -18,10 +18,19 @@ import { Compared, runName } from "./compared";
 import { MediaCards } from "./media";
 
 const MOST_OFFERED = 40;
-const FIRST = ["loss", "eval_loss", "samples_per_s", "step_ms", "sync_ms", "test_auc", "sync_bytes"];
+const FIRST = [
+  "loss",
+  "penstock/eval_loss",
+  "eval_loss",
+  "samples_per_s",
+  "step_ms",
+  "sync_ms",
+  "test_auc",
+  "sync_bytes",
+];
 const TITLE: Readonly<Record<string, string>> = {
   loss: "Loss",
-  eval_loss: "Loss of evaluation",
+  "penstock/eval_loss": "Loss of evaluation",
   samples_per_s: "Samples/s",
   step_ms: "Step, ms",
   sync_ms: "Gradient sync, ms",
