@@ -1,4 +1,4 @@
-/** What became of telemetry: asked for while the job runs and once after its end; every term, with its reasons. */
+/** What became of telemetry: asked for while the job runs and until its last counts are there; every term, with its reasons. */
 import { expect, test } from "vitest";
 import { ApiError } from "../src/api";
 import { ASK_MS, CompletenessStore, terms, unexplained } from "../src/store/completeness";
@@ -44,15 +44,36 @@ function asked(given: TelemetryCompleteness | null) {
   return { store, count: () => count };
 }
 
-test("a running job is asked about every five seconds, one that has ended once more", async () => {
+test("a running job is asked about every five seconds, one that had ended before once", async () => {
   const { store, count } = asked(answer());
   await store.tick(0, true);
   await store.tick(ASK_MS - 1, true);
   expect(count()).toBe(1);
   await store.tick(ASK_MS, true);
-  await store.tick(2 * ASK_MS, false);
-  await store.tick(9 * ASK_MS, false);
-  expect(count()).toBe(3);
+  expect(count()).toBe(2);
+  const ended = asked(answer());
+  await ended.store.tick(0, false);
+  await ended.store.tick(9 * ASK_MS, false);
+  expect(ended.count()).toBe(1);
+});
+
+test("of a job that ends, answers are asked for until they stay", async () => {
+  const late = { ...answer(), holds: false, rows: [rows({ shown: 50, unexplained: 10 })] };
+  const answers = [answer(), late, answer(), answer(), late];
+  const store = new CompletenessStore(async () => answers.shift() ?? answer());
+  await store.tick(0, true);
+  await store.tick(ASK_MS, false);
+  expect(store.found.value?.holds).toBe(false);
+  for (let turn = 2; turn < 9; turn++) await store.tick(turn * ASK_MS, false);
+  expect([store.found.value?.holds, answers.length]).toEqual([true, 1]);
+});
+
+test("counts of a job that had ended and that do not add up are asked for again", async () => {
+  const late = { ...answer(), holds: false };
+  const answers = [late, answer(), answer(), late];
+  const store = new CompletenessStore(async () => answers.shift() ?? answer());
+  for (let turn = 0; turn < 9; turn++) await store.tick(turn * ASK_MS, false);
+  expect([store.found.value?.holds, answers.length]).toEqual([true, 1]);
 });
 
 test("an older server without counts leaves the page as it is", async () => {

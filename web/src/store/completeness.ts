@@ -1,7 +1,8 @@
 /**
  * What became of the telemetry that the job produced, as the server adds it up (core/penstock/protocol/completeness.py).
  *
- * Asked for every `ASK_MS` while the job runs, and once more after it has ended, when the last counts have come.
+ * Asked for every `ASK_MS` while the job runs; after its end until two answers are the same, as an agent may bring what
+ * it holds of a process that was killed; of a job that had ended before, once, if its counts add up.
  */
 import { computed, signal } from "@preact/signals";
 import { ApiError } from "../api";
@@ -19,7 +20,8 @@ export class CompletenessStore {
     return times.reduce((newest, one) => (one !== null && (newest === null || one > newest) ? one : newest), null);
   });
   #askedAt = Number.NEGATIVE_INFINITY;
-  #wasRunning: boolean | null = null;
+  /** Nothing more comes: the job has ended, and its last counts are here. */
+  #settled = false;
   #asking = false;
 
   constructor(private readonly fetchCompleteness: () => Promise<TelemetryCompleteness>) {}
@@ -27,12 +29,14 @@ export class CompletenessStore {
   /** Note the time and whether the job runs; asks if the answer may have changed. */
   async tick(nowMs: number, isRunning: boolean): Promise<void> {
     const waits = nowMs - this.#askedAt < ASK_MS;
-    if (this.#asking || waits || (!isRunning && this.#wasRunning === false)) return;
+    if (this.#asking || waits || (!isRunning && this.#settled)) return;
     this.#asking = true;
     this.#askedAt = nowMs;
     try {
-      this.found.value = await this.fetchCompleteness();
-      this.#wasRunning = isRunning;
+      const [before, now] = [this.found.peek(), await this.fetchCompleteness()];
+      this.found.value = now;
+      const isLast = before === null ? now.holds : JSON.stringify(before) === JSON.stringify(now);
+      this.#settled = !isRunning && isLast;
     } catch (error) {
       // What was counted last stays; an older server has no counts.
       if (!(error instanceof ApiError)) throw error;
