@@ -14,7 +14,7 @@ from penstock.protocol.frames import decode
 from penstock.protocol.tables import TableSums
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
-from penstock.telemetry.exchange import PERIOD_S, ExchangeWatch
+from penstock.telemetry.exchanges import PERIOD_S, ExchangeWatch
 
 
 class Asked(TorchStorage):

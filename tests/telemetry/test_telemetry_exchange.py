@@ -12,7 +12,7 @@ from penstock.protocol.exchange import MAX_ROWS, REST, ProcessRows, Sums, body_o
 from penstock.protocol.frames import decode
 from penstock.protocol.tables import TableSums
 from penstock.ps.counters import Counters
-from penstock.telemetry.exchange import PERIOD_S, ExchangeWatch
+from penstock.telemetry.exchanges import PERIOD_S, ExchangeWatch
 from penstock.telemetry.outbox import Parcel
 
 A, B = "127.0.0.1:6174", "127.0.0.1:6175"

@@ -5,7 +5,7 @@
 agent nor PENSTOCK_URL and PENSTOCK_TOKEN runs exactly the same, and nothing here costs it anything.
 Needs numpy, not torch, and pydantic where it is watched.
 
-    events, sums, sync, exchange, input, sampling, metrics, media, collector, outbox, outcome    decide; no thread
+    events, sums, sync, exchanges, input, sampling, metrics, media, collector, outbox, outcome    decide; no thread
     watch, sessions, process, sender, link                                      the threads and connections around them
     unwatched                                                                 the same calls where nothing comes of them
 """

@@ -18,7 +18,7 @@ from penstock.telemetry.outcome import ExitWatch, Outcome
 from penstock.telemetry.unwatched import Session, Unwatched
 
 if TYPE_CHECKING:
-    from penstock.telemetry.exchange import ExchangeSource, TableSource
+    from penstock.telemetry.exchanges import ExchangeSource, TableSource
     from penstock.telemetry.input import InputTrace
     from penstock.telemetry.media import Loggable
     from penstock.telemetry.work import WorkSource

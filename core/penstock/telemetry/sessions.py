@@ -32,7 +32,7 @@ from penstock.protocol.frames import Array, Column, Kind
 from penstock.protocol.graphdoc import GraphDocument, GraphHash, Threads
 from penstock.telemetry.collector import Collected, Collector, Draft
 from penstock.telemetry.events import TraceSource
-from penstock.telemetry.exchange import ExchangeSource, ExchangeWatch, TableSource
+from penstock.telemetry.exchanges import ExchangeSource, ExchangeWatch, TableSource
 from penstock.telemetry.input import InputSampler, InputTrace, Turn
 from penstock.telemetry.link import ProcessIdentity, dialer, leaver
 from penstock.telemetry.media import Loggable, split

@@ -13,7 +13,7 @@ from penstock.identity import Role
 if TYPE_CHECKING:
     from penstock.protocol.graphdoc import GraphDocument, Threads
     from penstock.telemetry.events import TraceSource
-    from penstock.telemetry.exchange import ExchangeSource, TableSource
+    from penstock.telemetry.exchanges import ExchangeSource, TableSource
     from penstock.telemetry.input import InputTrace
     from penstock.telemetry.media import Loggable
     from penstock.telemetry.work import WorkSource
