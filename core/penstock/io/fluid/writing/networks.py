@@ -289,18 +289,22 @@ def _cumsum(call: Call) -> Value:
     return call.add("cumsum", {"X": call.writer.cast(call.x, call.dtype())}, attrs)
 
 
+_RECORDED: dict[str, Rule] = {
+    "_softmax": _softmax("softmax"), "_log_softmax": _softmax("log_softmax"),
+    "_adaptive_avg_pool2d": _adaptive("avg", "output_size"),
+}  # fmt: skip
+"""By names of ATen that programs hold, as `operator_types` has them; none is called here."""
 NETWORKS: dict[str, Rule] = {
+    **{f"aten.{name}.default": rule for name, rule in _RECORDED.items()},
     "aten.mm.default": _mm, "aten.addmm.default": _addmm, "aten.bmm.default": _bmm,
     "aten.convolution.default": _convolution,
     "aten.max_pool2d_with_indices.default": _max_pool(2), "aten.max_pool3d_with_indices.default": _max_pool(3),
     "aten.avg_pool2d.default": _avg_pool(2), "aten.avg_pool3d.default": _avg_pool(3),
-    "aten._adaptive_avg_pool2d.default": _adaptive("avg", "output_size"),
     "aten.adaptive_max_pool2d.default": _adaptive("max", "output_size"),
     "aten.upsample_bilinear2d.default": _resized("bilinear"),
     "aten.upsample_nearest2d.default": _resized("nearest"),
     "aten.native_batch_norm.default": _batch_norm, "aten.native_layer_norm.default": _layer_norm,
     "aten.native_group_norm.default": _group_norm,
-    "aten._softmax.default": _softmax("softmax"), "aten._log_softmax.default": _softmax("log_softmax"),
     "penstock.dropout.default": _dropout,
     **{f"aten.sum.{overload}": _reduced("reduce_sum") for overload in ("default", "dim_IntList")},
     "aten.mean.default": _mean, "aten.mean.dim": _reduced("reduce_mean"),
