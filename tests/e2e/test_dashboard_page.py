@@ -100,6 +100,15 @@ def near(page: Page, selector: str) -> Any:
     return box
 
 
+def at_rest(page: Page, selector: str) -> Any:
+    """The box of an element, once what comes above it has come."""
+    box = None
+    while (now := near(page, selector)) != box:
+        box = now
+        page.wait_for_timeout(200)
+    return box
+
+
 @pytest.mark.parametrize("tab", TABS)
 def test_every_tab_is_named_and_legible_in_both_themes(
     browser_page: Watched, server: RunningServer, job: Feeder, tab: str
@@ -167,8 +176,7 @@ def test_time_between_two_points_is_measured(browser_page: Watched, server: Runn
     page = job_page(browser_page, server, job, "?tab=timeline")
     page.wait_for_function("() => __penstock.paintedSlices() > 0")
     canvas = page.get_by_test_id("timeline")
-    box = canvas.bounding_box()
-    assert box is not None
+    box = at_rest(page, "[data-testid=timeline]")
     y = box["y"] + 30
     page.keyboard.down("Shift")
     page.mouse.move(box["x"] + 400, y)

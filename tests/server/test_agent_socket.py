@@ -261,7 +261,9 @@ async def test_stopping_job_whose_agent_never_answers_ends(tmp_path: Path, clock
             await server.job_in(job["id"], "RUNNING")
             await server.http.post(f"/api/v1/jobs/{job['id']}:cancel")
             for _ in range(5):
+                leases = await agent.count_leases()
                 await agent.send(type="beat")
+                await until_answer(agent.count_leases, lambda count, before=leases: count > before)
                 clock.advance(9)
             done = await server.job_in(job["id"], "CANCELLED")
             assert done["replicas"][0]["state"] == "LOST"
