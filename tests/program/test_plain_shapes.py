@@ -107,6 +107,39 @@ def test_max_pooling_and_its_gradient(window: tuple[list[int], ...], batch: int)
     same(aten.max_pool2d_with_indices.default, forward, batch)
 
 
+def pooled(of: Any, rows: Any) -> tuple[Any, ...]:
+    """A gradient of pooling 2 x 2 windows, and what they were of."""
+    return of((rows, 2, 3, 3)), of((rows, 2, 6, 6)), [2, 2], [2, 2], [0, 0]
+
+
+OTHERS: dict[str, Any] = {
+    "relu": (aten.relu.default, lambda of, n: (of((n, 2, 6)),)),
+    "its gradient": (aten.threshold_backward.default, lambda of, n: (of((n, 2, 6)), of((n, 2, 6)), 0)),
+    "of average pooling": (aten.avg_pool2d_backward.default, lambda of, n: (*pooled(of, n), False, True, None)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_relu_and_gradients(name: str) -> None:
+    func, operands = OTHERS[name]
+    same(func, operands, 5)
+
+
+def test_gradient_of_max_pooling_is_like_what_was_pooled() -> None:
+    n = Sizes().new("s0", 7920)
+    operands = (*pooled(fake, n), [1, 1], False, fake((n, 2, 3, 3)))
+    found, _ = call_on_fakes(aten.max_pool2d_with_indices_backward.default, operands, {})
+    assert as_at(found, 5) == [([5, 2, 6, 6], [72, 36, 6, 1], torch.float32)]
+
+
+def test_a_call_by_names_is_left_to_torch() -> None:
+    n = Sizes().new("s0", 7920)
+    found, _ = call_on_fakes(
+        aten.max_pool2d_with_indices.default, (fake((n, 2, 5, 5)), [2, 2]), {"stride": [2, 2], "ceil_mode": True}
+    )
+    assert as_at(found, 5)[0][0] == [5, 2, 3, 3]
+
+
 @pytest.mark.parametrize(
     "operands",
     [

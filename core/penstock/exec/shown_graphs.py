@@ -49,9 +49,7 @@ class ShownGraphs:
             self._watch.graph(found[1], from_step=step)
 
     def _document(self, lowered: Lowered, program: Program, rows: list[int]) -> GraphDocument:
-        from penstock.graph.document import (
-            document,  # as it is needed: a process that nothing watches loads no pydantic
-        )
+        from penstock.graph.document import document  # of a watched process: it loads pydantic
 
         made = document(
             lowered.graph, program, lowered.shares, name=self._name, num_threads=self._num_threads, rows=rows

@@ -49,7 +49,7 @@ def _convolution_backward(
 
 
 def _relu(x: Fake) -> Results | None:
-    return [(_sizes(x), x.dtype)] if _is_plain(x) else None
+    return [(_sizes(x), x.dtype)] if _is_plain(x) and x.dtype.is_floating_point else None
 
 
 def _max_pool(
@@ -105,8 +105,10 @@ def _places(
     x: Fake, kernel: Sequence[Any], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> list[Size] | None:
     """How many places a kernel has along each dimension; None if that is not known, or a call that torch refuses."""
-    dims = x.dim() - 2
+    dims, numbers = x.dim() - 2, (*stride, *padding, *dilation)
     if not 1 <= dims <= 3 or any(len(each) != dims for each in (kernel, stride, padding, dilation)):
+        return None
+    if not all(isinstance(number, int) for number in numbers):
         return None
     if min(*stride, *dilation) < 1 or min(padding) < 0:
         return None

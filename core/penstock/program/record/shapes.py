@@ -381,7 +381,7 @@ def call_on_fakes(func: Any, args: Any, kwargs: Any, *, step: int = 1) -> tuple[
         return DESCRIBED[func](*args, **kwargs), []
     leaves, structure = tree_flatten((args, kwargs))
     basis = _basis(leaves)
-    if func in PLAIN and (found := PLAIN[func](*args)) is not None:
+    if func in PLAIN and not kwargs and (found := PLAIN[func](*args)) is not None:
         symbolic = next(_symints(leaves), None)
         made = Call(func, leaves, structure, symbolic.node.sizes if symbolic is not None else Sizes(), basis, step)
         plain = [one and Layout(one[0], None, arithmetic.constant(0), one[1]) for one in found]
