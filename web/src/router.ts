@@ -60,6 +60,9 @@ function decoded(part: string): string | null {
 
 export const route = computed(() => parseRoute(url.value));
 
+/** The operator that the address names: no other field of it changes this. */
+export const linkedOp = computed(() => (route.value.page === "job" ? route.value.op : null));
+
 /** Go to `to` inside the page. `replace` for what the back button should skip (a selection, a filter). */
 export function navigate(to: string, how: "push" | "replace" = "push"): void {
   if (to === href.value) return;

@@ -1,5 +1,6 @@
 /** `window.__penstock`: what a test may read of a page whose content is on canvases. Read-only, always there. */
 import { graphWorker } from "./graph/remote";
+import { viewpointText } from "./graph/viewpoint";
 import { currentGraph, currentJob, currentTimeline } from "./store/current";
 import type { GraphRuntime } from "./store/ops";
 import { exchangeOf } from "./views/exchange";
@@ -20,6 +21,10 @@ export interface TestHooks {
   droppedRows(): number;
   /** Milliseconds from an event's end to the painted graph, newest last, since the last call. */
   takePixelLags(): number[];
+  /** Where the graph is looked at from, as the address has it; null: all of it is shown. */
+  graphView(): string | null;
+  /** What the timeline shows of a step, in ns from its left edge. */
+  timelineSpan(): readonly [number, number] | null;
   /** Boxes of the graph's layout, and milliseconds that the newest one took in the worker (NaN: none was large). */
   boxes(): number;
   layoutMs(): number;
@@ -75,6 +80,11 @@ function lanes(): ReturnType<TestHooks["lanes"]> {
   }));
 }
 
+function graphView(): string | null {
+  const view = currentGraph.value?.view ?? null;
+  return view === null ? null : viewpointText(view);
+}
+
 export function exposeForTests(): void {
   const hooks: TestHooks = Object.freeze({
     graphHash: () => currentJob.value?.shownHash.value ?? null,
@@ -85,6 +95,8 @@ export function exposeForTests(): void {
     lossPoints: () => currentJob.value?.series.byName.get("loss")?.arrived ?? 0,
     syncRows,
     exchangeCells,
+    graphView,
+    timelineSpan: () => currentTimeline.value?.shown ?? null,
     boxes: () => currentGraph.value?.layout?.boxes.length ?? 0,
     layoutMs: () => graphWorker.layoutMs,
     takePixelLags: () => currentJob.value?.pixelLagsMs.splice(0) ?? [],

@@ -113,3 +113,20 @@ test("other steps, or those of another attempt, are shown whole", () => {
   come(trace(5, { epoch: 2, t0Ns: 90_000n }));
   expect(byClock(timeline)).toEqual([90_000, 90_100]);
 });
+
+test("a step that is held live is reported with its number, and let go again", () => {
+  const { history, timeline } = opened(1, 9);
+  history.wanted.value = null;
+  (timeline.store.steps as unknown as { newest: () => StepTrace[] }).newest = () => [
+    trace(7, { duration: Uint32Array.from([1000]) }),
+  ];
+  timeline.refresh("force");
+  const reported = vi.fn();
+  timeline.onShown = reported;
+  timeline.zoom(2);
+  expect(reported).toHaveBeenLastCalledWith([250, 750], 7);
+  timeline.hold(false);
+  expect(reported).toHaveBeenLastCalledWith(null, null);
+  timeline.hold(true);
+  expect(reported).toHaveBeenLastCalledWith(null, 7);
+});

@@ -22,6 +22,8 @@ import type { Plan } from "./plan";
 import { pathThrough, planGraph } from "./remote";
 import type { Camera } from "./scene";
 import { type Tint, type Tints, tintsOf, tintsOfPass } from "./tints";
+import { cameraAt, type Viewpoint, viewpointOf } from "./viewpoint";
+import { nearestBox } from "./walk";
 
 /** A canvas narrower than this gets the layout from top to bottom. */
 const NARROW_PX = 700;
@@ -48,12 +50,17 @@ export class GraphController {
   groups: readonly Group[] = [];
   critical: CriticalPath = NO_PATH;
   selected = -1;
+  /** What the address says of where one looks from, until that is shown. */
+  wantedView: Viewpoint | null = null;
+  /** Called when one looks from elsewhere, or other modules are open. */
+  onLooked: () => void = () => {};
 
   #camera: Camera = { x: 0, y: 0, scale: 1 };
   /** Where a drag has pulled it to, which may be a place without a box. */
   #pulled: Camera = this.#camera;
   #placed: Place = { aspect: 0, down: false };
   #fitted = true;
+  #size: readonly [number, number] = [0, 0];
   #canvas: HTMLCanvasElement | null = null;
   #document: GraphDocument | null = null;
   #criticalEdges: ReadonlySet<number> = new Set();
@@ -193,6 +200,28 @@ export class GraphController {
       this.#wanted = null;
       this.reveal(wanted);
     }
+    this.#lookAsWanted();
+  }
+
+  /** Where one looks from; null: all of the graph is fitted into the canvas, or there is none yet. */
+  get view(): Viewpoint | null {
+    if (this.#fitted || this.layout === null || this.#canvas === null) return null;
+    return viewpointOf(this.layout, this.#camera, this.#canvas.clientWidth, this.#canvas.clientHeight);
+  }
+
+  /** Look from where the address says, once all is there that it names. */
+  #lookAsWanted(): void {
+    const [view, canvas] = [this.wantedView, this.#canvas];
+    const isUnderWay = this.busy.value || this.#wantsAll || this.#wanted !== null;
+    if (view !== null && this.layout !== null && canvas !== null && canvas.clientWidth > 0 && !isUnderWay) {
+      this.wantedView = null;
+      this.#moveTo(cameraAt(this.layout, view, canvas.clientWidth, canvas.clientHeight));
+    }
+    this.#tell();
+  }
+
+  #tell(): void {
+    if (this.wantedView === null && this.#canvas !== null && this.layout !== null) this.onLooked();
   }
 
   selectedOps(): readonly number[] {
@@ -264,9 +293,8 @@ export class GraphController {
   }
 
   hover(box: number): void {
-    if (box === this.hovered.value) return;
+    if (box !== this.hovered.value) this.repaint();
     this.hovered.value = box;
-    this.repaint();
   }
 
   /** Move by pixels. A drag is one `hold` and many moves: it gets across a place without boxes that way. */
@@ -298,6 +326,7 @@ export class GraphController {
   #moveTo(camera: Camera): void {
     this.#lookFrom(camera);
     this.#fitted = false;
+    this.#tell();
     this.repaint();
   }
 
@@ -322,39 +351,20 @@ export class GraphController {
     const needed = this.layout.down ? this.layout.height * this.#camera.scale + PAD.top + PAD_BELOW : 0;
     this.#canvas.parentElement?.style.setProperty("--graph-height", `${Math.ceil(needed)}px`);
     this.#fitted = true;
+    this.#tell();
     this.repaint();
   }
 
   /** The nearest box from the selected one in a direction; the first box when none is selected. */
   step(dx: number, dy: number): void {
-    const boxes = this.layout?.boxes ?? [];
-    const from = boxes[this.selected];
-    if (from === undefined) {
-      this.select(boxes.length > 0 ? 0 : -1);
-      return;
-    }
-    let best = -1;
-    let bestCost = Number.POSITIVE_INFINITY;
-    boxes.forEach((box, index) => {
-      const x = box.x + box.w / 2 - from.x - from.w / 2;
-      const y = box.y + box.h / 2 - from.y - from.h / 2;
-      const along = x * dx + y * dy;
-      const aside = Math.abs(x * dy) + Math.abs(y * dx);
-      if (index === this.selected || along <= 1) return;
-      const cost = along + aside * 2;
-      if (cost < bestCost) {
-        best = index;
-        bestCost = cost;
-      }
-    });
+    const best = nearestBox(this.layout?.boxes ?? [], this.selected, dx, dy);
     if (best < 0) return;
     this.select(best);
     this.#bringIntoView(best);
   }
 
   #bringIntoView(index: number): void {
-    const box = this.layout?.boxes[index];
-    const canvas = this.#canvas;
+    const [box, canvas] = [this.layout?.boxes[index], this.#canvas];
     if (box === undefined || canvas === null) return;
     const { scale } = this.#camera;
     const x = box.x * scale + this.#camera.x;
@@ -369,12 +379,20 @@ export class GraphController {
     });
   }
 
+  #holdMiddle(w: number, h: number): void {
+    const { x, y, scale } = this.#camera;
+    const [was, high] = this.#size; // what is in the middle stays there
+    if (was > 0 && w > 0 && !this.#fitted) this.#camera = { scale, x: x + (w - was) / 2, y: y + (h - high) / 2 };
+    this.#size = [w, h];
+  }
+
   #resize(): void {
     const canvas = this.#canvas;
     if (canvas === null) return;
     const ratio = devicePixelRatio || 1;
     const [w, h] = [Math.round(canvas.clientWidth * ratio), Math.round(canvas.clientHeight * ratio)];
     const resized = canvas.width !== w || canvas.height !== h;
+    this.#holdMiddle(canvas.clientWidth, canvas.clientHeight);
     if (resized) Object.assign(canvas, { width: w, height: h });
     const place = this.#place();
     // Another shape asks for another layout; one that a person moved about in stays until the page turns narrow or wide.

@@ -23,7 +23,7 @@ export function zoomOf(query: URLSearchParams, axis: Axis): readonly [number, nu
 export function zoomFields(axis: Axis, from: number, to: number): Readonly<Record<string, string | null>> {
   if (axis === "time") return { zoom: `${Number(from.toPrecision(7))}..${Number(to.toPrecision(7))}` };
   const first = Math.max(0, Math.round(from));
-  return { step: rangeText({ first, last: Math.max(first + 1, Math.round(to)) }), span: null };
+  return { step: rangeText({ first, last: Math.max(first + 1, Math.round(to)) }), span: null, held: null };
 }
 
 /** Lines of a log have the time at which they reached the server. */

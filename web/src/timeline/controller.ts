@@ -40,8 +40,8 @@ export class TimelineController {
   readonly measured = signal<readonly [number, number] | null>(null);
   /** What the address shows of the chosen step, until it is there. */
   wantedSpan: readonly [number, number] | null = null;
-  /** Called with what is shown of a chosen step after a zoom or pan; null: all of it. */
-  onShown: (span: readonly [number, number] | null) => void = () => {};
+  /** Called with what is shown of a step after a zoom or pan, null: all of it; and with the step that is held live. */
+  onShown: (span: readonly [number, number] | null, heldStep: number | null) => void = () => {};
   selectedOps: ReadonlySet<number> = new Set();
   critical: ReadonlySet<number> = new Set();
   paintedSlices = 0;
@@ -222,18 +222,23 @@ export class TimelineController {
     this.held.value = on;
     this.newer.value = 0;
     if (!on) this.refresh("force");
+    this.tell();
   }
 
   fit(): void {
     this.#from = 0;
     this.#to = this.model.value.spanNs;
-    this.#tell();
+    this.tell();
     this.repaint();
   }
 
-  #tell(): void {
-    if (this.#replayed === null) return;
-    this.onShown(this.#isZoomed(this.model.value.spanNs) ? this.shown : null);
+  /** Say what is shown, as after a zoom. */
+  tell(): void {
+    const { spanNs, steps } = this.model.value;
+    const isLive = this.#replayed === null;
+    if (spanNs === 0) return;
+    const span = this.#isZoomed(spanNs) && (!isLive || this.held.value) ? this.shown : null;
+    this.onShown(span, isLive && this.held.value ? Math.max(...steps) : null);
   }
 
   zoom(factor: number, px = this.left + this.#width() / 2): void {
@@ -253,7 +258,7 @@ export class TimelineController {
     this.hold(true);
     this.#from = Math.min(Math.max(0, from), this.model.value.spanNs - span);
     this.#to = this.#from + span;
-    this.#tell();
+    this.tell();
     this.repaint();
   }
 

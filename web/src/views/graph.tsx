@@ -1,8 +1,7 @@
 /** The live SSA graph: canvas, its keys and mouse, and the table with the same contents. */
 
 import { untracked, useSignalEffect } from "@preact/signals";
-import type { TargetedKeyboardEvent } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import { compact, firm, integer, plural } from "../format";
 import type { GraphController } from "../graph/controller";
 import { mostBehind, TINTS, type Tint, tintOf } from "../graph/tints";
@@ -13,6 +12,8 @@ import { isCommand } from "../store/mode";
 import type { GraphRuntime } from "../store/ops";
 import { type Behind, behindOf } from "../store/staleness";
 import { exchangeOf, hasPservers } from "./exchange";
+import { linkView } from "./graphaddress";
+import { GraphKeys, linkSelection, toggleSelected } from "./graphkeys";
 import type { JobParts } from "./job";
 import { OperatorTable } from "./operators";
 import { PassesButton, PassStrip, StageTable, useStage } from "./passes";
@@ -237,14 +238,17 @@ function Hint({ store }: { store: JobStore }) {
 
 function GraphCanvas({ graph, operators }: { graph: GraphController; operators: number }) {
   const canvas = useRef<HTMLCanvasElement>(null);
+  const keys = useMemo(() => new GraphKeys(graph), [graph]);
   useEffect(() => {
     const element = canvas.current;
     if (element === null) return;
+    const unlink = linkView(graph);
     const detach = graph.attach(element);
     const release = listenToMouse(element, graph);
     return () => {
       release();
       detach();
+      unlink();
     };
   }, [graph]);
   return (
@@ -253,10 +257,13 @@ function GraphCanvas({ graph, operators }: { graph: GraphController; operators: 
         ref={canvas}
         tabIndex={0}
         role="application"
-        aria-label="SSA graph. Arrow keys move between boxes, Enter expands, v shows a table of the same operators."
+        aria-label="SSA graph. Arrow keys move between boxes; from an operator left goes to what it waits for, right to what waits for it, up and down to the others of these, with Shift to the next box. Enter expands, v shows a table of the same operators."
         data-testid="graph"
-        onKeyDown={(event) => onKey(event, graph)}
+        onKeyDown={(event) => keys.onKey(event)}
       />
+      <span class="sr" role="status" aria-live="polite" data-testid="graph-says">
+        {keys.said.value}
+      </span>
       <span class="hint">
         <Hint store={graph.store} />
       </span>
@@ -291,39 +298,6 @@ function LayingOut({ graph, operators }: { graph: GraphController; operators: nu
       <span>The table shows them already.</span>
     </div>
   );
-}
-
-const ARROWS: Readonly<Record<string, readonly [number, number]>> = {
-  ArrowLeft: [-1, 0],
-  ArrowRight: [1, 0],
-  ArrowUp: [0, -1],
-  ArrowDown: [0, 1],
-};
-
-function onKey(event: TargetedKeyboardEvent<HTMLCanvasElement>, graph: GraphController): void {
-  const arrow = ARROWS[event.key];
-  const middle = [event.currentTarget.clientWidth / 2, event.currentTarget.clientHeight / 2] as const;
-  if (arrow !== undefined) {
-    graph.step(arrow[0], arrow[1]);
-    linkSelection(graph);
-  } else if (event.key === "Enter" || event.key === " ") toggleSelected(graph);
-  else if (event.key === "+" || event.key === "=") graph.zoom(1.25, ...middle);
-  else if (event.key === "-") graph.zoom(1 / 1.25, ...middle);
-  else return;
-  event.preventDefault();
-}
-
-function toggleSelected(graph: GraphController): void {
-  const box = graph.layout?.boxes[graph.selected];
-  if (box !== undefined) graph.toggle(box.group.id);
-}
-
-/** The address names an operator; a group is a state of the page only. */
-function linkSelection(graph: GraphController): void {
-  if (graph.store.stage.value !== null) return; // its operators have other numbers
-  const box = graph.layout?.boxes[graph.selected];
-  const op = box?.op?.ops[0] ?? (box !== undefined && box.group.ops.length === 1 ? box.group.ops[0] : undefined);
-  setQuery({ op: op === undefined ? null : String(op) });
 }
 
 function listenToMouse(canvas: HTMLCanvasElement, graph: GraphController): () => void {

@@ -5,7 +5,7 @@ import { useEffect, useMemo } from "preact/hooks";
 import { GraphController } from "../graph/controller";
 import { BUCKETS } from "../graph/group";
 import { Empty, ErrorCard, Link } from "../parts/basics";
-import { jobHref, navigate, route, TABS, type Tab, url } from "../router";
+import { jobHref, linkedOp, navigate, route, TABS, type Tab, url } from "../router";
 import { currentGraph, currentJob, currentTimeline } from "../store/current";
 import { JobStore } from "../store/job";
 import { isCommand, isWithoutGraph } from "../store/mode";
@@ -54,9 +54,7 @@ export function JobPage({ jobId }: { jobId: string }) {
   }, [parts]);
   // One selection for graph, timeline and side panel: the operator in the address.
   useSignalEffect(() => {
-    const at = route.value;
-    const document = parts.store.shownDocument.value;
-    const op = at.page === "job" ? at.op : null;
+    const [op, document] = [linkedOp.value, parts.store.shownDocument.value];
     if (op !== null && document !== null && parts.store.stage.value === null) untracked(() => parts.graph.reveal(op));
   });
   const { store } = parts;

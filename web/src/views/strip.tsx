@@ -31,7 +31,7 @@ const failure = signal<ApiError | null>(null);
 const barsOf = (store: JobStore): Bar[] => store.history.bars((hash) => store.trainingDocument(hash));
 
 function choose(steps: StepRange | null): void {
-  setQuery({ step: steps === null ? null : rangeText(steps), span: null });
+  setQuery({ step: steps === null ? null : rangeText(steps), span: null, held: null });
   // The effect that follows the address waits for an animation frame; a second key may come before.
   if (currentJob.value !== null) currentJob.value.history.wanted.value = steps;
 }

@@ -16,12 +16,20 @@ import { Record } from "./record";
 export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean }) {
   const { store, graph, timeline } = parts;
   useEffect(() => {
-    timeline.wantedSpan = spanOf(url.value.searchParams.get("span"));
+    const { searchParams } = url.peek();
+    const held = searchParams.get("held");
+    timeline.wantedSpan = spanOf(searchParams.get("span"));
+    // A page that opens the link, or is loaded again, has other newest steps: it shows the one that was held.
+    if (held !== null) setQuery({ held: null, step: searchParams.get("step") ?? held });
     let later: ReturnType<typeof setTimeout> | undefined;
-    timeline.onShown = (span) => {
+    timeline.onShown = (span, heldStep) => {
       clearTimeout(later);
-      later = setTimeout(() => setQuery({ span: span?.map(Math.round).join("-") ?? null }), SETTLED_MS);
+      later = setTimeout(
+        () => setQuery({ span: span?.map(Math.round).join("-") ?? null, held: heldStep?.toString() ?? null }),
+        SETTLED_MS,
+      );
     };
+    if (held === null && searchParams.get("step") === null) timeline.tell(); // it was held before the tab was left
     return () => {
       clearTimeout(later);
       timeline.onShown = () => {};
