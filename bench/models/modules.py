@@ -155,14 +155,19 @@ def network(workload: Workload) -> Network:
     return Network(front, _tower(weights))
 
 
-def optimizers(workload: Workload, model: Network, *, fused: bool = True) -> list[torch.optim.Optimizer]:
-    """Return the optimizers that a torch user would take: a fused one for dense values, a sparse one for tables."""
+def optimizers(
+    workload: Workload, model: Network, *, fused: bool = True, capturable: bool = False
+) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that a torch user would take: a fused one for dense values, a sparse one for tables.
+
+    `capturable`: one whose step may be part of a CUDA graph.
+    """
     rate, sparse = workload.learning_rate, model.sparse_parameters()
     made: list[torch.optim.Optimizer] = []
     if workload.optimizer == "sgd":
         made.append(torch.optim.SGD(model.dense_parameters(), lr=rate, fused=fused))
         return [*made, torch.optim.SGD(sparse, lr=rate)] if sparse else made
-    made.append(torch.optim.Adam(model.dense_parameters(), lr=rate, fused=fused))
+    made.append(torch.optim.Adam(model.dense_parameters(), lr=rate, fused=fused, capturable=capturable))
     return [*made, torch.optim.SparseAdam(sparse, lr=rate)] if sparse else made
 
 

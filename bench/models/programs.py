@@ -140,9 +140,15 @@ def padded_feed(workload: Workload, step: int) -> dict[str, Any]:
 
 
 def trainer(
-    workload: Workload, *, build: Any = None, execution: Any = None, padded: bool = False
+    workload: Workload,
+    *,
+    build: Any = None,
+    execution: Any = None,
+    padded: bool = False,
+    use_cuda: bool = False,
+    fixed: bool = False,
 ) -> tuple[Any, str, Sequence[Mapping[str, Any]]]:
-    """Return a ParallelExecutor on CPU_NUM replicas, the name of the loss, and all batches to feed."""
+    """Return a ParallelExecutor on CPU_NUM replicas or every GPU, the name of the loss, and all batches to feed."""
     build = build or strategy()
     if is_recorded(workload):
         recorded = record_din(workload) if "history" in workload.feeds else record_ctr(workload, padded=padded)
@@ -151,7 +157,7 @@ def trainer(
         for name, value in workload.weights.items():
             scope.set(name, torch.tensor(value))
         executor = fluid.ParallelExecutor(
-            False, recorded.loss, recorded.main, scope=scope, build_strategy=build, exec_strategy=execution
+            use_cuda, recorded.loss, recorded.main, scope=scope, build_strategy=build, exec_strategy=execution
         )
         return executor, recorded.loss, recorded.feeds
     batches = modules.tensors(workload)
@@ -160,8 +166,10 @@ def trainer(
         modules.loss_of,
         _optimizer(workload),
         list(batches[0].values()),
+        static_inputs=range(len(batches[0])) if fixed else (),
         build_strategy=build,
         exec_strategy=execution,
+        use_cuda=use_cuda,
     )
     feeds = [dict(zip(captured.feed_names, batch.values(), strict=True)) for batch in batches]
     return captured.executor, captured.loss.name, feeds

@@ -110,6 +110,41 @@ def _() -> None:
     ]  # fmt: skip
 
 
+_ATTENTION = "_scaled_dot_product_efficient_attention"
+BY_OPERANDS = {
+    "_foreach_add": ("List", ["self", "other", "alpha"]),
+    "_foreach_add_": ("Tensor", ["self", "other", "alpha"]),
+    "_foreach_addcmul_": ("Scalar", ["self", "tensor1", "tensor2", "value"]),
+    "_foreach_div": ("List", ["self", "other"]),
+    "_foreach_lerp_": ("Scalar", ["self", "tensors1", "weight"]),
+    "_foreach_mul_": ("Tensor", ["self", "other"]),
+    "_foreach_sqrt": ("default", ["self"]),
+    "_foreach_sub_": ("List", ["self", "other", "alpha"]),
+    _ATTENTION: (
+        "default",
+        ["query", "key", "value", "attn_bias", "compute_log_sumexp", "dropout_p", "is_causal", "scale"],
+    ),
+    f"{_ATTENTION}_backward": (
+        "default",
+        [
+            *("grad_out_", "query", "key", "value", "attn_bias", "out", "logsumexp", "philox_seed", "philox_offset"),
+            *("dropout_p", "grad_input_mask", "is_causal", "scale"),
+        ],
+    ),
+}
+
+
+def _hold_operands(name: str, overload: str, wanted: list[str]) -> None:
+    def contract() -> None:
+        assert [operand for operand, _ in operands(getattr(getattr(aten, name), overload))] == wanted
+
+    CONTRACTS[f"at::{name}"] = contract
+
+
+for _name, (_overload, _operands) in BY_OPERANDS.items():
+    _hold_operands(_name, _overload, _operands)
+
+
 # ---------------------------------------------------------------- dispatch keys
 
 

@@ -376,6 +376,14 @@ def REFUSED_OPERATORS() -> None:
 
 
 @contract
+def ATTENTION_ON_CPU() -> None:
+    called, q = Calls(), torch.ones(1, 1, 2, 8, requires_grad=True)
+    with called:
+        F.scaled_dot_product_attention(q, q, q).sum().backward()  # type: ignore[no-untyped-call]  # torch: no types
+    assert [name for name in called.names if "attention" in name] == [f"aten::{n}" for n in private.ATTENTION_ON_CPU]
+
+
+@contract
 def RESIZING_OPERATORS() -> None:
     image, called = torch.ones(1, 1, 4, 4), Functions()
     with called, replaced(F, private.FUNCTIONAL_CHECKS[1], lambda *operands: False):

@@ -15,6 +15,10 @@ OPERANDS: dict[str, tuple[str, ...]] = {
     "aten::_native_batch_norm_legit": BATCH_NORM,
     "aten::_to_copy": ("self", "dtype", "layout", "device"),
     "aten::_pack_padded_sequence": ("input", "lengths", "batch_first"),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": ("query", "key", "value", "dropout_p", "is_causal"),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (
+        *("grad_out", "query", "key", "value", "out", "logsumexp", "dropout_p", "is_causal"),
+    ),
     "aten::_upsample_bilinear2d_aa": ("self", "output_size", "align_corners", "scales_h", "scales_w"),
     "aten::_upsample_bicubic2d_aa": ("self", "output_size", "align_corners", "scales_h", "scales_w"),
     "aten::_upsample_nearest_exact1d": ("self", "output_size", "scales"),

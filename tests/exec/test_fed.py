@@ -42,7 +42,7 @@ def feed(request: pytest.FixtureRequest) -> Feed:
 
 
 def feeds(program: Program) -> Feeds:
-    return Feeds(program, REPLICAS, fed_loss_gradient=False, on_cpu=True, scope=Scope())
+    return Feeds(program, REPLICAS, fed_loss_gradient=False, scope=Scope())
 
 
 def put(read: Any, names: list[str], replica: int) -> dict[str, torch.Tensor]:

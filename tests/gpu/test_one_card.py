@@ -16,10 +16,13 @@ from tests.property.networks import Feed, Network, ctr_dnn, fit_a_line
 from tests.property.oracle import copy_of, started, value
 
 import penstock as fluid
+from penstock import telemetry
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.memory import ReplicaMemory
+from penstock.native import card_kernels
 from penstock.program.program import Program
 from penstock.scope import Scope
+from penstock.telemetry.unwatched import NullWatch, Unwatched
 
 pytestmark = pytest.mark.gpu
 STEPS = 20
@@ -121,29 +124,56 @@ def test_initial_values_on_a_card_have_the_bits_of_those_on_cpu() -> None:
         assert torch.equal(value(scopes[1], name).cpu(), value(scopes[0], name)), name
 
 
-def test_dropout_draws_the_bits_of_the_cpu_kernel() -> None:
-    x, rng = torch.randn(64, 130), torch.tensor([5, 2, 7])
-    wanted = torch.ops.penstock.dropout(x, rng, 0.3, True, 11, 0, 1)
-    got = torch.ops.penstock.dropout(x.cuda(), rng, 0.3, True, 11, 0, 1)
-    assert all(torch.equal(a.cpu(), b) for a, b in zip(got, wanted, strict=True))
+@pytest.mark.parametrize("name", ["dropout", "card_dropout"])
+def test_dropout_draws_the_bits_of_the_cpu_kernel(name: str) -> None:
+    assert not card_kernels.dropout_fault()
+    for shape, batch_dim, rows in (((64, 130), 0, 1), ((3, 16, 5), 1, 2), ((4096,), -1, 1)):
+        x, rng = torch.randn(shape), torch.tensor([5, 2**33 + 1, 7])
+        settings = (0.3, True, 11, batch_dim, rows)
+        wanted = torch.ops.penstock.dropout(x, rng, *settings)
+        got = getattr(torch.ops.penstock, name)(x.cuda(), rng, *settings)
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(got, wanted, strict=True))
 
 
-def test_times_are_the_cards_and_add_up_to_less_than_the_step() -> None:
+class _Watching(NullWatch):
+    """A watch that takes everything and sends nothing."""
+
+    is_watched = True
+
+
+class _Session(Unwatched):
+    """A session whose executors are watched."""
+
+    def watch(self, *_: object, **__: object) -> NullWatch:
+        return _Watching()
+
+
+@pytest.mark.parametrize("step_graphs", [False, True])
+def test_times_are_the_cards_and_add_up_to_less_than_the_step(
+    step_graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "session", _Session)
     network = lenet()
     memory = ReplicaMemory(started(network.startup), (torch.device("cuda", 0),))
-    core = DataParallel(network.main, memory, mode="all_reduce", num_replicas=1, loss_name=network.loss)
+    core = DataParallel(
+        network.main, memory, mode="all_reduce", num_replicas=1, loss_name=network.loss, step_graphs=step_graphs
+    )
     try:
-        for step in range(3):
+        for step in range(6):
             torch.cuda.synchronize()
-            began = time.perf_counter_ns()
+            began, began_ns = time.perf_counter_ns(), time.time_ns()
             core.run(network.feed(64, step), [network.loss])
             torch.cuda.synchronize()
             wall_ns = time.perf_counter_ns() - began
-        (streams,) = [p.streams for p in core._plans.values()]
-        assert streams is not None
-        events = streams.events()
-        assert events is not None
-        assert len(events["op"]) == len(core.graph(1).handles)
-        assert 0 < int(events["duration_ns"].astype(np.int64).sum()) < wall_ns
+            (plan,) = core._plans.values()
+            replayed = plan.step_graph is not None and plan.step_graph.is_captured
+            assert replayed == (step_graphs and step >= 2)
+            core._harvest(waits=True)
+            events = core._times.drain()  # type: ignore[union-attr]  # it is watched
+            assert sorted(events["op"]) == [handle.index for handle in plan.graph.handles]
+            assert set(events["step"]) == {core.last_step}
+            assert 0 < int(events["duration_ns"].astype(np.int64).sum()) < wall_ns
+            assert (events["start_ns"] >= began_ns).all()
+            assert (events["start_ns"] < began_ns + wall_ns).all()
     finally:
         core.close()

@@ -299,7 +299,11 @@ _REFUSED = "Refused in programs: no function of tensors. By a new name a program
 _RESIZED = "F.interpolate is recorded as a call of it with symbolic sizes; torch's own entry fixes the batch."
 _PACKED = "The operator behind pack_padded_sequence, refused under record: its sizes depend on data."
 
+_ATTENTION = "Attention as torch records it on CPU, the only device that has it; unreplaced, a GPU refuses the step."
+
 PRIVATE_OPERATORS = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _ATTENTION,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _ATTENTION,
     "aten::_native_batch_norm_legit": _KNOWN,
     "aten::_to_copy": _COPIED,
     "aten::_pack_padded_sequence": _PACKED,
@@ -341,6 +345,9 @@ REFUSED_OPERATORS = _names(_REFUSED)
 RESIZING_OPERATORS = _names(_RESIZED)
 """Names of the private operators behind F.interpolate, which is refused for symbolic sizes without them."""
 
+ATTENTION_ON_CPU = _names(_ATTENTION)
+"""Names of the attention that torch records on CPU and of its gradient; on a GPU ours take their place."""
+
 PACK_PADDED_SEQUENCE = _names(_PACKED)[0]
 """Name of the function behind `pack_padded_sequence`; without it the refusal has no advice to keep the padding."""
 
@@ -350,8 +357,18 @@ CPP_NAMES = {
     "at::AutoDispatchBelowADInplaceOrView": "Calls torch's kernels below autograd; each call would else build a tape.",
     "at::native::mkldnn_matmul": "oneDNN's matmul without bias, which has no public name; else torch's kernel runs.",
     "at::_assert_async": "Refuses predictions outside [0, 1] in auc; reading them first would wait for the GPU.",
+    "at::_foreach_add": "Adds weight decay to the gradients of a group; a loop launches a GPU kernel for each.",
+    "at::_foreach_add_": "Adam's update of a group, the sum with epsilon; a loop launches a GPU kernel for each.",
+    "at::_foreach_addcmul_": "Adam's second moments of a group; a loop launches a GPU kernel for each.",
+    "at::_foreach_div": "Adam's quotients of a group; a loop launches a GPU kernel for each.",
+    "at::_foreach_lerp_": "Adam's first moments of a group; a loop launches a GPU kernel for each.",
+    "at::_foreach_mul_": "Adam's products of a group; a loop launches a GPU kernel for each.",
+    "at::_foreach_sqrt": "Adam's roots of a group; a loop launches a GPU kernel for each.",
+    "at::_foreach_sub_": "Adam's update of a group; a loop launches a GPU kernel for each.",
     "at::_fused_adagrad_": "Updates a group of dense parameters in one call; a loop costs a call for each.",
     "at::_fused_sgd_": "Updates a group of dense parameters in one call; a loop costs a call for each.",
+    "at::_scaled_dot_product_efficient_attention": "Attention on a GPU; else the scores of all pairs are in memory.",
+    "at::_scaled_dot_product_efficient_attention_backward": "Its gradient; else all scores are in memory.",
     "c10::impl::DeviceGuardImplInterface": "Streams and events of any device: one build serves CPU and CUDA wheels.",
     "c10::impl::ForceDispatchKeyGuard": "Gives an engine thread the default dispatch keys; else a mode sees its calls.",
     "c10::impl::getDeviceGuardImpl": "Finds CUDA's interface of the torch that runs; there is no GPU plan without it.",

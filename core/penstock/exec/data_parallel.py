@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,7 @@ from penstock.exec.pass_choice import settled
 from penstock.exec.places import num_cores
 from penstock.exec.sequences import as_lod_tensors, element_of, elements_of, with_their_lengths
 from penstock.exec.shown_graphs import ShownGraphs, write_drawings
+from penstock.exec.step_graphs import StepGraphs
 from penstock.exec.temporaries import ReleasePolicy, Statistics, Temporaries, statistics
 from penstock.exec.trainers import SharedSteps, Trainers, signature
 from penstock.graph.across import STEP
@@ -56,6 +58,8 @@ _MAX_PLANS = 32
 class DataParallel:
     """`program` on `num_replicas` replicas. `num_threads`: pool size, 0 for four a replica. `cores`: 0 for all.
 
+    `step_graphs`: steps on one GPU may be captured as CUDA graphs.
+
     Not thread-safe: one run at a time. Plans are kept for the 32 most recent combinations of sizes.
     """
 
@@ -74,6 +78,7 @@ class DataParallel:
         name: str = "program",
         cores: int = 0,
         trainers: Trainers | None = None,
+        step_graphs: bool = True,
     ) -> None:
         self.program, self.memory, self.mode, self.num_replicas = program, memory, mode, num_replicas
         self._across = None if trainers is None else trainers.across(mean=scale_loss)
@@ -97,6 +102,9 @@ class DataParallel:
         self._times = DeviceTrace(self.engine) if on_gpus(memory.devices) else None
         self._watch = telemetry.session().watch(self._times or self.engine, name=name, threads=self._threads)
         self._shown = ShownGraphs(self._watch, name=name, num_threads=self.num_threads)
+        captures = step_graphs and on_gpus(memory.devices) and num_replicas == 1 and trainers is None
+        self._trace = self._times if self._watch.is_watched else None
+        self._step_graphs = StepGraphs(memory.devices[0], name, self._trace) if captures else None
         self.last_step = -1
         self._revision = -1
         self._idle: Lowered | None = None
@@ -135,6 +143,8 @@ class DataParallel:
         first = 0 if self._together is None else self._together.announce(lowered, rows)
         if lowered.random_states:
             set_random_states(lowered, resolved_seed(self.program), step, rows, first)
+        if lowered.card_feeds is not None:
+            lowered.card_feeds.send(lowered.plan)
         self._shown.show(lowered, self.program, rows, step)
         self._execute(lowered, step, schedule_seed)
         if self._together is not None:
@@ -143,9 +153,15 @@ class DataParallel:
         for slot in lowered.passing:  # Python owns these now: the next step need not ask for its lock to replace them
             lowered.plan.clear(slot)
         self.temporaries.after(lowered, self._plans.values(), fetches=bool(names))
-        self._watch.step(
-            step=step, start_ns=start, end_ns=time.time_ns(), samples=sum(rows), loss=self._loss(names, fetched, rows)
-        )
+        report = partial(
+            self._watch.step, step=step, start_ns=start, end_ns=time.time_ns(), samples=sum(rows),
+            loss=self._loss(names, fetched, rows),
+        )  # fmt: skip
+        if self._trace is None:
+            report()
+        else:
+            self._harvest(waits=False)
+            self._trace.report(step, report)
         return fetched
 
     def _follow_program(self) -> None:
@@ -160,9 +176,8 @@ class DataParallel:
             variables[variables[w].storage].persistable for op in self.program.operators for w in op.writes
         )
         self._feeds = Feeds(
-            self.program, self.num_replicas, fed_loss_gradient=self.choice.fed_loss_gradient,
-            on_cpu=not self.memory.devices, scope=self.memory.scope,
-        )  # fmt: skip
+            self.program, self.num_replicas, fed_loss_gradient=self.choice.fed_loss_gradient, scope=self.memory.scope
+        )
         self._row_symbols = frozenset(row_symbols(self.program))
         self._row_guards = [g for g in self.program.guards if g.symbols() & self._row_symbols]
         self._graphs.clear()
@@ -240,8 +255,17 @@ class DataParallel:
             self.temporaries.before(lowered)
             self.engine.run(lowered.plan, step, schedule_seed=schedule_seed)
             return
-        devices.harvest((plan.streams for plan in self._plans.values()), self._times)
+        self._harvest(waits=False)
+        if self._step_graphs is not None and self._step_graphs.run(lowered, step):
+            return
         lowered.streams.run(step, lambda: self.engine.run(lowered.plan, step, schedule_seed=schedule_seed))
+
+    def _harvest(self, *, waits: bool) -> None:
+        """Have telemetry get the times of the steps that have ended on the devices, or of all."""
+        for plan in self._plans.values() if self._trace is not None else ():
+            for streams in (plan.streams, *(plan.step_graph.streams if plan.step_graph is not None else ())):
+                if streams is not None:
+                    streams.harvest(waits=waits)
 
     def _fetch(self, lowered: Lowered, name: str, slots: list[int]) -> list[torch.Tensor]:
         values = [lowered.plan.get(slot) for slot in slots]
@@ -308,7 +332,7 @@ class DataParallel:
         self._check_guards(self.program.guards, bindings)
         shares = self.shares(bindings, rows)
         graph = self.sized_graph(shares, fetches)
-        lowered = lower(self.program, graph, shares, fetches, self.memory, self.temporaries.stays(graph))
+        lowered = lower(self.program, graph, shares, fetches, self.memory, self.temporaries.stays(graph), self._trace)
         if self.choice.graphviz_path and not self._drawn:
             write_drawings(self.program, graph, self.choice, shares)
             self._drawn = True
@@ -345,9 +369,11 @@ class DataParallel:
 
     def close(self) -> None:
         """Stop the threads and release the plans."""
-        devices.harvest((plan.streams for plan in self._plans.values()), self._times)
+        self._harvest(waits=True)
         self._watch.close()
         self.drop_plans()
+        if self._step_graphs is not None:
+            self._step_graphs.close()
         self.engine.close()
 
 

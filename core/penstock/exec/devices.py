@@ -9,23 +9,31 @@ streams comes from the native `DevicePlan`, the times from pairs of events.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from penstock.compat.torch import has_kernel, schema_of
+from penstock.compat.torch import ATTENTION_ON_CPU, has_kernel, schema_of
 from penstock.errors import SpecError
 from penstock.exec.places import CUDAPlace
 from penstock.graph.across import Across
 from penstock.graph.build import build_graph
 from penstock.graph.devices import build_device_graph
+from penstock.graph.interpret import Placed
 from penstock.graph.ssa import Graph, Mode, OpHandle
+from penstock.logger import warn_once
 from penstock.native.engine import DevicePlan, Engine
 from penstock.program.kernels import CAPTURED, resolve
 from penstock.program.program import Program
+
+_log = logging.getLogger(__name__)
+Devices = tuple[torch.device, ...]
 
 
 def _device_position(schema: Any) -> int | None:
@@ -35,6 +43,41 @@ def _device_position(schema: Any) -> int | None:
 def takes_tensors(schema: Any) -> bool:
     """Whether an operator has operands that say where it runs."""
     return any("Tensor" in str(a.type) for a in schema.arguments)
+
+
+_ON_CARDS = {
+    f"aten::{name}": ours
+    for name, ours in zip(ATTENTION_ON_CPU, ("penstock::attention", "penstock::attention_backward"), strict=True)
+}
+"""Operators that torch records on CPU and has there alone -> ours with the same operands (composed_attention.cpp)."""
+
+
+def kernel_name_on(name: str, device: torch.device | None) -> str:
+    """Return the name of the operator that stands for another one ('aten::mm') on a device."""
+    if device is None or device.type == "cpu":
+        return name
+    if name == "penstock::dropout" and has_card_dropout():
+        return "penstock::card_dropout"
+    return _ON_CARDS.get(name, name)
+
+
+def has_card_dropout() -> bool:
+    """Whether dropout is one kernel on GPUs (`native/card_kernels.py`). Tries it once, which takes a second."""
+    from penstock.native import card_kernels  # registers it; only processes with GPUs need it
+
+    reason = card_kernels.dropout_fault()
+    if reason:
+        warn_once(_log, f"dropout runs as a hundred small kernels, and steps with it are launched one by one: {reason}")
+    return not reason
+
+
+def kernel_on(kernel: Any, device: torch.device) -> Any:
+    """Return the operator overload that stands for another one on a device."""
+    schema = schema_of(kernel)
+    name = kernel_name_on(schema.name, device)
+    if name == schema.name:
+        return kernel
+    return getattr(torch.ops.penstock, name.removeprefix("penstock::")).default
 
 
 def put_on_device(schema: Any, arguments: list[tuple[str, object]], device: torch.device) -> None:
@@ -53,6 +96,19 @@ def on_device(schema: Any, args: list[Any], kwargs: dict[str, Any], device: torc
         args[position] = device
     elif kwargs.get("device") is not None or not takes_tensors(schema):
         kwargs["device"] = device
+
+
+def placed_on(devices: Devices) -> Placed | None:
+    """Return what puts the calls of the interpreter on the replicas' devices; None where all are in this process."""
+    if not devices:
+        return None
+
+    def place(handle: OpHandle, kernel: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        device = devices[max(handle.replica, 0)]
+        on_device(schema_of(kernel), args, kwargs, device)
+        return kernel_on(kernel, device)
+
+    return place
 
 
 def moved(value: Any, device: torch.device) -> Any:
@@ -91,8 +147,6 @@ def _has_kernel(name: str, key: str) -> bool:
     return any(has_kernel(name, k) for k in (key, "CompositeExplicitAutograd", "CompositeImplicitAutograd"))
 
 
-Devices = tuple[torch.device, ...]
-
 EXCHANGES = frozenset({"all_reduce", "reduce", "broadcast", "gather"})
 _MAX_TIMES = 1 << 20  # events that wait for a drain; older ones are dropped and counted as lost
 
@@ -103,9 +157,18 @@ def on_gpus(devices: Devices) -> bool:
 
 
 class DeviceStreams:
-    """The streams of one plan. `guard`: another one than CUDA's, for tests."""
+    """The streams of one plan. `trace`: gets the times of its steps. `pretended`: devices for tests, not CUDA's."""
 
-    def __init__(self, graph: Graph, devices: Devices, *, timed: bool = True, pretended: Any = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        devices: Devices,
+        *,
+        timed: bool = True,
+        trace: DeviceTrace | None = None,
+        pretended: Any = None,
+    ) -> None:
+        self._timed, self._trace = timed, trace
         indices = [d.index or 0 for d in devices]
         self.plan = DevicePlan(indices, timed=timed, pretended=pretended)
         for handle in graph.handles:
@@ -117,7 +180,11 @@ class DeviceStreams:
         self._step = -1
 
     def run(self, step: int, launch: Callable[[], None]) -> None:
-        """Launch a step within `begin` and `end`. After an error the devices have done what was launched."""
+        """Launch a step within `begin` and `end`. After an error the devices have done what was launched.
+
+        The times of the step before are recorded over, so they go to the trace first.
+        """
+        self.harvest()
         self._began_ns, self._step = time.time_ns(), step
         self.plan.begin()
         try:
@@ -127,10 +194,20 @@ class DeviceStreams:
             self.plan.abandon()
             raise
         self.plan.end()
+        if self._trace is not None:
+            self._trace.expect(step)
+
+    def harvest(self, *, waits: bool = True) -> None:
+        """Give the trace the times of the last step, once it has ended: then, or if it `waits` for that."""
+        if self._trace is not None and self._step >= 0 and (waits or self.plan.ended()):
+            self._trace.add(self.events())
 
     def events(self) -> dict[str, Any] | None:
-        """Return the last step's events by the devices' clocks, as `Engine.drain` has them. Waits; None: no step."""
-        if self._step < 0:
+        """Return the last step's events by the devices' clocks, as `Engine.drain` has them. Waits.
+
+        None: there was no step, or no times are recorded.
+        """
+        if self._step < 0 or not self._timed:
             return None
         times = np.array(self.plan.times(), dtype=np.float64).reshape(-1, 2) * 1e6
         step, self._step = self._step, -1
@@ -146,21 +223,39 @@ class DeviceStreams:
 class DeviceTrace:
     """What telemetry drains of an engine whose operators run on GPUs: when they ran there, not when they were launched.
 
-    The training thread adds a step's events before the next step; the drain thread takes them.
+    The training thread adds a step's events once the devices have done it; the drain thread takes them. A step is
+    reported after that, in the order of steps: telemetry takes what it drains later for another step's.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._waiting: list[dict[str, Any]] = []
         self._lost = 0
+        self._expected: set[int] = set()
+        self._reports: deque[tuple[int, Callable[[], None]]] = deque()
+
+    def expect(self, step: int) -> None:
+        """Note that a step's events will be added."""
+        self._expected.add(step)
 
     def add(self, events: dict[str, Any] | None) -> None:
-        """Keep a step's events for the next drain."""
+        """Keep a step's events for the next drain, and report it if it waited for them."""
         if events is None:
             return
         self._waiting.append(events)
         while sum(len(e["op"]) for e in self._waiting) > _MAX_TIMES:
             self._lost += len(self._waiting.pop(0)["op"])
+        self._expected.discard(int(events["step"][0]) if len(events["step"]) else -1)
+        self._report()
+
+    def report(self, step: int, report: Callable[[], None]) -> None:
+        """Call `report` as soon as the events of this step and of those before are there."""
+        self._reports.append((step, report))
+        self._report()
+
+    def _report(self) -> None:
+        while self._reports and self._reports[0][0] not in self._expected:
+            self._reports.popleft()[1]()
 
     def drain(self) -> dict[str, Any]:
         """Return the columns of `Engine.drain`; the threads are the replicas."""
@@ -172,12 +267,52 @@ class DeviceTrace:
         return {name: np.concatenate([e[name] for e in (none, *taken)]) for name in names} | {"lost": lost}
 
 
-def streams_for(graph: Graph, devices: Devices) -> DeviceStreams | None:
-    """Return the streams of a plan on GPUs, None elsewhere."""
-    return DeviceStreams(graph, devices) if on_gpus(devices) else None
+@dataclass(slots=True)
+class Capture:
+    """One CUDA graph of a plan's step (`step_graphs.py`). `outputs`: by slot.
+
+    `streams`: where the times of its operators are recorded.
+    """
+
+    streams: DeviceStreams | None
+    graph: torch.cuda.CUDAGraph | None = None
+    outputs: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+
+    def run(self, step: int, launch: Callable[[], None]) -> None:
+        """Launch a step, within what its times are counted from."""
+        if self.streams is None:
+            launch()
+        else:
+            self.streams.run(step, launch)
 
 
-_PINNED_BYTES = 64 << 10  # smaller feeds are copied as they are: locking a page costs more than it saves
+@dataclass(slots=True)
+class StepGraph:
+    """Whether the steps of one plan are replays of CUDA graphs. `reason`: why it is not captured.
+
+    `addresses`: what those of its tensors follow from, as they were captured.
+    `captures`: one, or of a watched process two that take turns: the times of one are read while the other runs.
+    """
+
+    reason: str
+    captures: list[Capture] = field(default_factory=list)
+    runs: int = 0
+    addresses: tuple[int, int] = (-1, -1)
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether steps are replayed."""
+        return bool(self.captures) and self.captures[0].graph is not None
+
+    @property
+    def streams(self) -> Sequence[DeviceStreams | None]:
+        """What records the times of replayed steps."""
+        return [capture.streams for capture in self.captures]
+
+
+def streams_for(graph: Graph, devices: Devices, trace: DeviceTrace | None) -> DeviceStreams | None:
+    """Return the streams of a plan on GPUs, None elsewhere. `trace`: gets the times; without it none are recorded."""
+    return DeviceStreams(graph, devices, timed=trace is not None, trace=trace) if on_gpus(devices) else None
 
 
 def devices_of(places: Sequence[CUDAPlace]) -> Devices:
@@ -202,27 +337,6 @@ def build_for(
     return graph
 
 
-def fed(share: Mapping[str, torch.Tensor], device: torch.device | None) -> Mapping[str, torch.Tensor]:
-    """Return a replica's feeds on its device; copied from locked memory without waiting, if large."""
-    if device is None or device.type != "cuda":
-        return share
-    return {name: _sent(tensor, device) for name, tensor in share.items()}
-
-
-def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if tensor.device.type != "cpu" or tensor.nbytes < _PINNED_BYTES:
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
 def fetched(values: list[torch.Tensor], devices: Devices) -> list[torch.Tensor]:
     """Return fetched tensors in this process's memory; waits for the devices."""
     return [v.cpu() for v in values] if on_gpus(devices) else values
-
-
-def harvest(streams: Iterable[DeviceStreams | None], trace: DeviceTrace | None) -> None:
-    """Move the events of the step that ran last to the trace, before anything is recorded over them."""
-    if trace is not None:
-        for one in streams:
-            if one is not None:
-                trace.add(one.events())

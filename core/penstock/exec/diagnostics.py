@@ -23,6 +23,7 @@ import torch
 
 from penstock.errors import OperatorError, PenstockError
 from penstock.exec import flags
+from penstock.exec.devices import placed_on
 from penstock.exec.lowering import Lowered
 from penstock.graph.interpret import interpret
 from penstock.graph.operands import operands
@@ -172,7 +173,8 @@ def run_checked(lowered: Lowered, program: Program) -> None:
 
         return checked_call(handle.op, operands, guarded, described, max(handle.replica, 0))
 
-    values = interpret(lowered.graph, lowered.now, {k: t for k, t in bound.items() if t is not None}, hook)
+    tensors = {k: t for k, t in bound.items() if t is not None}
+    values = interpret(lowered.graph, lowered.now, tensors, hook, placed_on(lowered.devices))
     wanted = {slot for _, found in lowered.fetches for slot in found} | {slot for _, slot in lowered.made_persistables}
     for key, slot in slots.items():
         if slot in wanted and values.get(key) is not None:

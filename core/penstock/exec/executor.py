@@ -21,7 +21,7 @@ from penstock.compat.torch import schema_of
 from penstock.distributed.collective import COLLECTIVE
 from penstock.errors import FeedError, FetchError, ProgramError, SpecError, UserError
 from penstock.exec import diagnostics
-from penstock.exec.devices import moved, on_device
+from penstock.exec.devices import kernel_on, moved, on_device
 from penstock.exec.diagnostics import explained
 from penstock.exec.fed_constants import ProgramCopies
 from penstock.exec.fed_state import set_state, state_in
@@ -202,7 +202,10 @@ class Executor:
         legality.check(program, tables_are_whole=LOCAL_TABLES.read())
         check_writes(program)
         operators = with_one_exchange(program) if fuses else list(enumerate(program.global_block().operators))
-        prepared = [(number, op, None if op.type == CAPTURED else resolve(op)) for number, op in operators]
+        prepared = [
+            (number, op, None if op.type == CAPTURED else kernel_on(resolve(op), self._device))
+            for number, op in operators
+        ]
         matmuls = None
         if self._device.type == "cpu":
             matmuls = Matmuls(program, matrix_settings(at_once=1, intra_op=torch.get_num_threads()))

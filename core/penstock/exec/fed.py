@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import torch
 
-from penstock.exec import devices
 from penstock.exec.fed_rates import check_rates, rate_inputs
 from penstock.exec.fed_state import check_number, set_own, set_state, state_in
 from penstock.exec.feeding import Feed, Inputs, Share, check_guards, has_batch, has_rows_of_its_own, is_computed
@@ -50,10 +49,9 @@ class _Listed:
     states: list[Share]
 
     def put(self, lowered: Lowered, memory: ReplicaMemory) -> None:
-        for replica, (slots, share) in enumerate(zip(lowered.feed_slots, self.shares, strict=True)):
-            tensors = devices.fed(share, memory.device(replica))
-            fed = [name for name in slots if name in tensors]  # what no operator reads need not be fed
-            lowered.plan.set_all([slots[name] for name in fed], [tensors[name] for name in fed])
+        for slots, share in zip(lowered.feed_slots, self.shares, strict=True):
+            fed = [name for name in slots if name in share]  # what no operator reads need not be fed
+            lowered.plan.set_all([slots[name] for name in fed], [share[name] for name in fed])
         set_own(self.states, lowered, self.program, memory)
 
 
@@ -74,12 +72,10 @@ class _Read:
 class Feeds:
     """What a program is fed, on `num_replicas` replicas. `fed_loss_gradient`: the user feeds the loss's gradient.
 
-    `on_cpu`: the tensors stay where they are. `scope`: where persistable variables are set that are fed.
+    `scope`: where persistable variables are set that are fed.
     """
 
-    def __init__(
-        self, program: Program, num_replicas: int, *, fed_loss_gradient: bool, on_cpu: bool, scope: Scope
-    ) -> None:
+    def __init__(self, program: Program, num_replicas: int, *, fed_loss_gradient: bool, scope: Scope) -> None:
         self._program, self._scope = program, scope
         self._inputs = Inputs(program, num_replicas, fed_loss_gradient=fed_loss_gradient)
         self._num_replicas = num_replicas
@@ -87,7 +83,7 @@ class Feeds:
         variables = list(program.feeds())
         self._names = [v.name for v in variables]
         self._symbols = list(dict.fromkeys(s for v in variables for _, s in _symbols(v)))
-        plain = on_cpu and not fed_loss_gradient and not any(v.buffer for v in variables)
+        plain = not fed_loss_gradient and not any(v.buffer for v in variables)
         plain = plain and (num_replicas == 1 or not any(map(has_rows_of_its_own, variables)))
         plain = plain and not steps_of(program)  # made of the lengths, in Python
         plain = plain and not any(is_computed(d) for v in variables for d in v.shape)

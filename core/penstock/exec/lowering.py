@@ -14,7 +14,18 @@ from typing import Any
 import torch
 
 from penstock.compat.torch import schema_of
-from penstock.exec.devices import DeviceStreams, put_on_device, streams_for
+from penstock.exec.card_feeds import CardFeeds
+from penstock.exec.devices import (
+    Devices,
+    DeviceStreams,
+    DeviceTrace,
+    StepGraph,
+    has_card_dropout,
+    kernel_name_on,
+    on_gpus,
+    put_on_device,
+    streams_for,
+)
 from penstock.exec.memory import ReplicaMemory
 from penstock.graph.across import WAITS
 from penstock.graph.analysis.buffers import Buffers
@@ -62,7 +73,11 @@ class Lowered:
     passing: list[int] = field(default_factory=list)  # fetched slots that hold neither a feed nor a persistable
     bound_revision: int = -1
     feed_slots: list[dict[str, int]] = field(default_factory=list)
-    streams: DeviceStreams | None = None  # of a plan over GPUs
+    devices: Devices = ()
+    streams: DeviceStreams | None = None  # of a plan over GPUs, as the next two
+    card_feeds: CardFeeds | None = None
+    step_graph: StepGraph | None = None
+    random_slots: tuple[int, ...] = ()  # of states that the cards read
     memory: PlannedMemory = field(default_factory=PlannedMemory)
     signature: int = -1  # of the exchanges with other processes, once it was asked for
     varying: list[_Varying] = field(default_factory=list)
@@ -83,8 +98,12 @@ def lower(
     fetches: Sequence[str],
     memory: ReplicaMemory,
     stays: Set[str] = frozenset(),
+    trace: DeviceTrace | None = None,
 ) -> Lowered:
-    """Return the plan of `graph` for `shares`. Raises ProgramError for an operator that torch does not have."""
+    """Return the plan of `graph` for `shares`. `trace`: gets the times of its operators on GPUs.
+
+    Raises ProgramError for an operator that torch does not have.
+    """
     slots = {key: i for i, key in enumerate(graph.variables)}
     unused = _unused_inputs(program, graph, slots, fetches)
     plan = TorchPlan(len(slots))
@@ -106,7 +125,7 @@ def lower(
         for slot in indices:
             plan.keep(slot)
     plan.seal()
-    streams = streams_for(graph, memory.devices)
+    streams = streams_for(graph, memory.devices, trace)
     if streams is not None:
         plan.use_devices(streams.plan)
     made = {n for h in graph.handles for n in h.makes() if graph.variables[n].persistable}
@@ -124,8 +143,10 @@ def lower(
     lasting = {slots[k] for k, v in graph.variables.items() if v.persistable or v.feed}
     lowered.passing = sorted({s for _, found in fetched for s in found} - lasting)
     lowered.feed_slots = [{**_feeds(graph, slots, r), **own} for r, own in enumerate(unused)]
-    lowered.streams = streams
+    lowered.devices, lowered.streams = memory.devices, streams
     _random_states(lowered)
+    if on_gpus(memory.devices):
+        _feed_cards(lowered, program)
     bind(lowered, program, memory)
     return lowered
 
@@ -193,7 +214,7 @@ def _call(
             out.append(("const", argument.default_value))
     if device is not None:
         put_on_device(schema, out, device)
-    return schema.name, schema.overload_name, out
+    return kernel_name_on(schema.name, device), schema.overload_name, out
 
 
 def _operand(value: Arg, slots: Mapping[str, int], bindings: Mapping[str, int]) -> tuple[str, object]:
@@ -247,11 +268,25 @@ def _random_states(lowered: Lowered) -> None:
             lowered.random_states.append(state)
 
 
+def _feed_cards(lowered: Lowered, program: Program) -> None:
+    """Have feeds brought to the cards, and random states too, if only dropout reads them and has a kernel there."""
+    keys = {f"{RNG}#{replica}" for replica in range(lowered.graph.active)}
+    readers = {h.op.type for h in lowered.graph.handles if keys.intersection(h.reads())}
+    if lowered.random_states and readers == {"penstock.dropout.default"} and has_card_dropout():
+        lowered.random_slots = tuple(lowered.slots[f"{RNG}#{r}"] for r in range(lowered.graph.active))
+    slots = [
+        [*own.values(), *lowered.random_slots[replica : replica + 1]] for replica, own in enumerate(lowered.feed_slots)
+    ]
+    lowered.card_feeds = CardFeeds(slots, lowered.devices, vary=any(row_symbols(program)))
+
+
 def set_random_states(lowered: Lowered, seed: int, step: int, rows: Sequence[int], first: int = 0) -> None:
     """Write (seed, step, first global row) into each replica's random state. `first`: that of the first replica."""
     for replica, state in enumerate(lowered.random_states):
         state[0], state[1], state[2] = seed, step, first
         first += rows[replica]
+    if lowered.random_slots:  # which hold what was brought to the cards for the step before
+        lowered.plan.set_all(lowered.random_slots, lowered.random_states)
 
 
 def static_shapes(program: Program, op: Operator, graph: Graph, bindings: Mapping[str, int]) -> dict[str, str]:

@@ -170,6 +170,7 @@ def _data_parallel(
         retention=retention(execution),
         name=name,
         trainers=trainers if trains else None,
+        step_graphs=build.allow_cuda_graph_capture,
     )
     warn_of_fields_without_effect(build, program, core.mode, memory.devices)
     return core

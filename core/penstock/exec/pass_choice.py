@@ -26,7 +26,7 @@ from penstock.settings import FUSE_GROUPS_SIZE, FUSE_MEMORY_SIZE, MATRIX_KERNELS
 
 _log = logging.getLogger(__name__)
 # Fields that `settled` switches off on devices.
-_CPU_ONLY = ("fuse_all_reduce_ops", "fuse_all_optimizer_ops", "fuse_elewise_add_act_ops", "memory_optimize")
+_CPU_ONLY = ("fuse_all_reduce_ops", "fuse_elewise_add_act_ops", "memory_optimize")
 
 
 def _buckets() -> Buckets:
@@ -57,16 +57,18 @@ def settled(
 ) -> PassChoice:
     """Return what of a choice holds for an executor, with the conditions that its matmuls run in.
 
-    On devices no pass chooses kernels or addresses of CPU memory. On CPU FLAGS_matrix_kernels forces a kernel, unless
+    On devices no pass chooses kernels or addresses of CPU memory; one GPU, whose updates overlap with nothing, fuses
+    them. On CPU FLAGS_matrix_kernels forces a kernel, unless
     the choice itself does. `rings`: of the exchanges with other processes, if there are any.
     Raises SpecError for an unknown kernel in the environment.
     """
     if rings:
         choice = replace(choice, rings=rings)
     if devices:
+        fuses = on_gpus(devices) and len(devices) == 1
         return replace(
-            choice, fuse_all_reduce=False, fuse_optimizer=False, fuse_add_act=False, matrix_kernels=False,
-            reuse_buffers=False, inplace=False, fuse_lookups=False, fuse_sparse=False,
+            choice, fuse_all_reduce=False, fuse_optimizer=choice.fuse_optimizer or fuses, fuse_add_act=False,
+            matrix_kernels=False, reuse_buffers=False, inplace=False, fuse_lookups=False, fuse_sparse=False,
             fuse_max_pool=False,
         )  # fmt: skip
     matrix = matrix_settings(at_once=at_once, intra_op=intra_op)

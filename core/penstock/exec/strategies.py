@@ -58,7 +58,11 @@ _NO_KERNEL = "there is no fused kernel for it"
 
 
 class BuildStrategy(StrictFields):
-    """How a graph is built from a Program."""
+    """How a graph is built from a Program.
+
+    `allow_cuda_graph_capture`: steps on one GPU are captured as CUDA graphs, where they can be (`exec/step_graphs.py`).
+    The name is Paddle 2's, where it is False by default.
+    """
 
     ReduceStrategy: ClassVar[type[_Reduce]] = _Reduce
     GradientScaleStrategy: ClassVar[type[_Scale]] = _Scale
@@ -79,6 +83,7 @@ class BuildStrategy(StrictFields):
     sync_batch_norm: bool = False
     memory_optimize: bool | None = None
     enable_inplace: bool = True
+    allow_cuda_graph_capture: bool = True
     is_distribution: bool = False
     async_mode: bool = False
     num_trainers: int = 1

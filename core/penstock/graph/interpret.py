@@ -18,13 +18,21 @@ from penstock.program.kernels import concrete, resolve
 Hook = Callable[[OpHandle, list[Any], Callable[[], Any]], Any]
 """Called for each handle with its operands and a function that runs it; returns the result."""
 
+Placed = Callable[[OpHandle, Any, list[Any], dict[str, Any]], Any]
+"""Puts the call of a kernel on its replica's device, in place; returns the kernel of that device."""
+
 
 def interpret(
-    graph: Graph, shares: Shares, tensors: Mapping[str, torch.Tensor], hook: Hook | None = None
+    graph: Graph,
+    shares: Shares,
+    tensors: Mapping[str, torch.Tensor],
+    hook: Hook | None = None,
+    placed: Placed | None = None,
 ) -> dict[str, Any]:
     """Return the value of every physical variable after one run.
 
     `tensors`: feeds, random state and persistables by physical name; persistables are updated in place.
+    `placed`: of replicas on devices; on CPU nothing has to be placed.
     """
     values: dict[str, Any] = dict(tensors)
     with torch.no_grad():
@@ -33,7 +41,8 @@ def interpret(
             bindings = shares.bindings[handle.rows_of]
             args = [concrete(a, bindings, values.__getitem__) for a in given]
             kwargs = {k: concrete(v, bindings, values.__getitem__) for k, v in named}
-            call = partial(resolve(handle.op), *args, **kwargs)
+            kernel = resolve(handle.op) if placed is None else placed(handle, resolve(handle.op), args, kwargs)
+            call = partial(kernel, *args, **kwargs)
             result = call() if hook is None else hook(handle, [*args, *kwargs.values()], call)
             for name, value in zip(handle.op.outputs, result if isinstance(result, tuple) else (result,), strict=False):
                 if isinstance(name, tuple):

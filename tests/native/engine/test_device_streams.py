@@ -7,10 +7,12 @@ must be ordered by them.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 from tests.property.networks import ctr_dnn
@@ -183,6 +185,69 @@ def test_the_trace_gives_a_steps_events_once(pretended: PretendedDevices) -> Non
         assert len(trace.drain()["op"]) == 0
     finally:
         engine.close()
+
+
+def test_a_step_is_reported_when_its_events_are_there(pretended: PretendedDevices) -> None:
+    engine = Engine(1, max_running=1, intra_op_threads=1)
+    try:
+        trace, told = DeviceTrace(engine), []
+        events = run(graph_of("all_reduce", 1), pretended, 1)[0].events()
+        assert events is not None
+        trace.expect(4)
+        trace.report(4, lambda: told.append(4))
+        trace.report(5, lambda: told.append(5))  # one without times: it comes after those before
+        assert told == []
+        trace.add({**events, "step": np.full(len(events["op"]), 4)})
+        assert told == [4, 5]
+        trace.report(6, lambda: told.append(6))
+        assert told == [4, 5, 6]
+    finally:
+        engine.close()
+
+
+def test_a_captured_plan_has_an_event_behind_each_instruction(pretended: PretendedDevices) -> None:
+    graph = graph_of("all_reduce", 1)
+    recorded: list[tuple[int, int, int]] = []
+
+    def record(event: int, stream: int, flag: int) -> int:
+        recorded.append((event, stream, flag))
+        return 0
+
+    note = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)(record)
+    streams = DeviceStreams(graph, (torch.device("cuda", 0),), pretended=pretended)
+    address = ctypes.cast(note, ctypes.c_void_p).value
+    assert address is not None
+    streams.plan.capture_on(1, 0, record=address, stream=99)
+    plan = TorchPlan(0)
+    for handle in graph.handles:
+        plan.add("penstock_pretended::call", "", [("const", handle.index)], [None], handle.index)
+    for before, after in graph.edges():
+        plan.edge(before, after)
+    plan.seal()
+    plan.use_devices(streams.plan)
+    engine = Engine(1, max_running=1, intra_op_threads=1)
+    try:
+        streams.plan.begin_capture()
+        engine.run(plan, 0)
+        streams.plan.end_capture()
+        assert len(recorded) == len(graph.handles) + 1 == len({event for event, _, _ in recorded})
+        assert {(stream, flag) for _, stream, flag in recorded} == {(99, 1)}
+        assert {stream for what, stream, _ in pretended.log() if what == "call"} & {0, 1} == {1}, "streams of device 0"
+        streams.run(8, lambda: None)  # a replay
+        events = streams.events()
+        assert events is not None
+        assert sorted(events["op"]) == [handle.index for handle in graph.handles]
+        assert set(events["step"]) == {8}
+    finally:
+        engine.close()
+
+
+def test_a_plan_with_exchanges_is_not_captured(pretended: PretendedDevices) -> None:
+    streams = DeviceStreams(
+        graph_of("reduce", 2), tuple(torch.device("cuda", r) for r in range(2)), pretended=pretended
+    )
+    with pytest.raises(ValueError, match="one device without exchanges"):
+        streams.plan.capture_on(1, 0, record=1, stream=0)
 
 
 def test_a_failed_step_restores_streams_and_reports_no_times(pretended: PretendedDevices) -> None:

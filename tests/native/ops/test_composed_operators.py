@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.compat.torch import has_kernel
+from penstock.compat.torch import ATTENTION_ON_CPU, has_kernel
 from penstock.native import ops as _registered  # noqa: F401 - registers the operators
 
 ours, composed = torch.ops.penstock, torch.ops.penstock_composed
@@ -68,6 +68,55 @@ def test_dense_updates_agree(dtype: torch.dtype, settings: tuple[float, ...]) ->
         op.sgd_(param, grad, lr)
     for wanted, got in zip(*sides, strict=True):
         assert close(got, wanted)
+
+
+@pytest.mark.parametrize("settings", [(1e-8, 0.0), (1e-8, 0.01), (0.1, 0.0, True)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_updates_of_groups_agree(dtype: torch.dtype, settings: tuple[float, ...]) -> None:
+    random = torch.Generator().manual_seed(2)
+    starts = [torch.randn(*shape, generator=random, dtype=dtype) for shape in ((3, 7), (5,), (1, 2, 2))]
+    grads, lr = [start.cos() for start in starts], torch.tensor(0.01)
+    sides = [[[start.clone(), start * 0.1, start.abs()] for start in starts] for _ in range(2)]
+    for side, op in zip(sides, (ours, composed), strict=True):
+        params, first, second = ([own[k] for own in side] for k in range(3))
+        for step in (1.0, 2.0):
+            op.fused_adam_(params, first, second, torch.tensor(step), grads, lr, 0.9, 0.999, *settings)
+        op.fused_momentum_(params, first, grads, lr, 0.9, step == 2.0)
+        op.fused_adagrad_(params, second, grads, lr, 1e-6)
+        op.fused_sgd_(params, grads, lr)
+    for wanted, got in zip(*sides, strict=True):
+        assert all(close(b, a) for a, b in zip(wanted, got, strict=True))
+    assert not any(torch.equal(own[0], start) for own, start in zip(sides[1], starts, strict=True))
+
+
+@pytest.mark.parametrize("order", ["BHTD", "BTHD", "TBHD"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_agrees_and_lies_alike(dtype: torch.dtype, is_causal: bool, masked: bool, order: str) -> None:
+    random = torch.Generator().manual_seed(4)
+    sizes = {"B": 2, "H": 3, "T": 6, "D": 5}
+    q, k, v, grad = (
+        torch.randn([sizes[c] for c in order], generator=random, dtype=dtype).permute([order.index(c) for c in "BHTD"])
+        for _ in range(4)
+    )
+    mask = torch.randn(2, 3, 6, 6, generator=random, dtype=dtype) if masked and not is_causal else None
+    forward, backward = (getattr(torch.ops.aten, name) for name in ATTENTION_ON_CPU)
+    results = []
+    for run, back in ((forward, backward), (ours.attention, ours.attention_backward)):
+        out, sums = run(q, k, v, 0.0, is_causal, attn_mask=mask, scale=0.3)
+        results.append([out, *back(grad, q, k, v, out, sums, 0.0, is_causal, attn_mask=mask, scale=0.3)])
+    for wanted, got in zip(*results, strict=True):
+        assert torch.allclose(got, wanted, rtol=1e-4 if dtype == torch.float32 else 1e-10, atol=1e-6)
+        assert got.stride() == wanted.stride()  # which views of a recorded program count on
+
+
+def test_attention_refuses_dropout_and_other_ranks() -> None:
+    q = torch.ones(1, 1, 2, 8)
+    with pytest.raises(ValueError, match="drops by itself"):
+        ours.attention(q, q, q, 0.5)
+    with pytest.raises(ValueError, match="batch, heads"):
+        ours.attention(q[0], q[0], q[0])
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])

@@ -54,7 +54,19 @@ void bind_device(py::module_& m) {
       .def("seal", &DevicePlan::seal, py::arg("edges"))
       .def("begin", &DevicePlan::begin)
       .def("end", &DevicePlan::end)
+      .def(
+          "capture_on",
+          [](DevicePlan& plan, std::int64_t stream_id, c10::DeviceIndex device, std::uintptr_t record,
+             std::uintptr_t stream) {
+            const c10::Stream on(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::CUDA, device), stream_id);
+            plan.capture_on(
+                on, {reinterpret_cast<int (*)(void*, void*, unsigned)>(record), reinterpret_cast<void*>(stream)});
+          },
+          py::arg("stream_id"), py::arg("device"), py::kw_only(), py::arg("record"), py::arg("stream"))
+      .def("begin_capture", &DevicePlan::begin_capture)
+      .def("end_capture", &DevicePlan::end_capture)
       .def("abandon", &DevicePlan::abandon, py::call_guard<py::gil_scoped_release>())
+      .def("ended", &DevicePlan::ended)
       .def("times", &times);
 }
 

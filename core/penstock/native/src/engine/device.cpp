@@ -25,6 +25,7 @@ DevicePlan::DevicePlan(const Guard& guard, const std::vector<c10::DeviceIndex>& 
 
 DevicePlan::~DevicePlan() {
   for (const Mark& mark : step_marks_) destroy(mark.event, mark.stream.device_index());
+  if (first_ != nullptr) destroy(first_, streams_[0].device_index());
   for (std::size_t i = 0; i < base_.size(); ++i) destroy(base_[i], streams_[i].device_index());
   for (const Node& node : nodes_) {
     for (const Mark& mark : node.marks) destroy(mark.event, mark.stream.device_index());
@@ -79,6 +80,41 @@ void DevicePlan::wait(const std::vector<Mark>& marks, c10::Stream stream) const 
   }
 }
 
+void DevicePlan::capture_on(c10::Stream stream, Runtime runtime) {
+  const bool one_stream = compute_.size() == 1 && std::all_of(nodes_.begin(), nodes_.end(), [&](const Node& node) {
+                            return node.streams.size() == 1 && node.streams[0] == compute_[0];
+                          });
+  if (!one_stream || runtime.record == nullptr) {
+    throw std::invalid_argument("only a plan of one device without exchanges can be captured, by a CUDA runtime");
+  }
+  streams_[compute_[0]] = stream;
+  step_marks_[compute_[0]].stream = stream;
+  runtime_ = runtime;
+}
+
+void DevicePlan::begin_capture() {
+  guard_.record(&first_, streams_[compute_[0]], streams_[compute_[0]].device_index(), c10::EventFlag::BACKEND_DEFAULT);
+  for (Node& node : nodes_) {  // made before the capture, in which they become nodes
+    const c10::Stream stream = streams_[node.streams[0]];
+    if (node.stop == nullptr) {
+      guard_.record(&node.stop, stream, stream.device_index(), c10::EventFlag::BACKEND_DEFAULT);
+    }
+  }
+  order_.clear();
+  capture_ = Capture::kUnderWay;
+}
+
+void DevicePlan::end_capture() {
+  capture_ = Capture::kDone;
+}
+
+void DevicePlan::record_in_graph(void* event) {
+  constexpr unsigned kExternal = 1;  // cudaEventRecordExternal: a node of the graph, not an order within it
+  if (event == nullptr || runtime_.record(event, runtime_.stream, kExternal) != 0) {
+    throw std::runtime_error("CUDA records no event in a graph");
+  }
+}
+
 void DevicePlan::begin() {
   for (Mark& mark : step_marks_) record(mark, c10::EventFlag::PYTORCH_DEFAULT);
   for (const std::size_t stream : exchange_) wait(step_marks_, streams_[stream]);
@@ -98,8 +134,27 @@ void DevicePlan::abandon() {
   for (const c10::Stream stream : streams_) guard_.synchronizeStream(stream);
 }
 
+bool DevicePlan::ended() const {
+  if (!ran_ || !timed_ || nodes_.empty()) return ran_;
+  if (capture_ == Capture::kDone) return order_.empty() || guard_.queryEvent(nodes_[order_.back()].stop);
+  return std::all_of(nodes_.begin(), nodes_.end(), [&](const Node& node) { return guard_.queryEvent(node.stop); });
+}
+
 std::vector<DevicePlan::Time> DevicePlan::times() {
   std::vector<Time> found;
+  if (capture_ == Capture::kDone && timed_ && ran_ && !order_.empty()) {
+    const std::size_t stream = compute_[0];
+    const c10::DeviceIndex device = streams_[stream].device_index();
+    guard_.synchronizeEvent(nodes_[order_.back()].stop);
+    found.resize(nodes_.size());
+    double before = guard_.elapsedTime(base_[stream], first_, device);  // a call into the runtime each
+    for (const std::uint32_t i : order_) {
+      const double after = guard_.elapsedTime(base_[stream], nodes_[i].stop, device);
+      found[i] = {i, before, after - before};
+      before = after;
+    }
+    return found;
+  }
   for (std::uint32_t i = 0; timed_ && ran_ && i < nodes_.size(); ++i) {
     const Node& node = nodes_[i];
     const std::size_t stream = node.streams[0];
@@ -140,7 +195,9 @@ DevicePlan::Call::Call(DevicePlan& plan, std::uint32_t instruction, const torch:
   if (!node.waits.empty()) {
     for (const c10::IValue& value : arguments) plan_.hold(value, node);
   }
-  if (plan_.timed_) {
+  if (plan_.capture_ == Capture::kUnderWay) {
+    if (plan_.order_.empty()) plan_.record_in_graph(plan_.first_);
+  } else if (plan_.timed_) {
     plan_.guard_.record(&node.start, first, first.device_index(), c10::EventFlag::BACKEND_DEFAULT);
   }
 }
@@ -148,7 +205,10 @@ DevicePlan::Call::Call(DevicePlan& plan, std::uint32_t instruction, const torch:
 void DevicePlan::Call::launched() {
   Node& node = plan_.nodes_[instruction_];
   const c10::Stream first = plan_.streams_[node.streams[0]];
-  if (plan_.timed_) {
+  if (plan_.capture_ == Capture::kUnderWay) {
+    plan_.record_in_graph(node.stop);
+    plan_.order_.push_back(instruction_);
+  } else if (plan_.timed_) {
     plan_.guard_.record(&node.stop, first, first.device_index(), c10::EventFlag::BACKEND_DEFAULT);
   }
   for (Mark& mark : node.marks) plan_.record(mark, c10::EventFlag::PYTORCH_DEFAULT);

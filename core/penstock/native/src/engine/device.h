@@ -12,6 +12,10 @@
 //  * begin(): exchange streams wait for all that was put on compute streams before. end(): compute streams wait for all
 //    exchanges, so that the next user of the compute streams sees the whole step.
 //  * A tensor that a call on another stream reads is recorded there: its memory is not given out again before.
+//
+// A plan of one stream may be captured as a CUDA graph (capture_on, exec/step_graphs.py). Its instructions then run on
+// the stream that captures, and each one's end is an event of the graph, whose time is set anew by each replay; one
+// starts where the one launched before it ends.
 // An instruction's marks are touched by its own call, and after it (the engine orders them) by its successors' calls.
 // Knows devices only as c10::impl::DeviceGuardImplInterface: one build serves CPU wheels and CUDA wheels.
 #pragma once
@@ -51,8 +55,23 @@ class DevicePlan {
   void end();
   // After a failed step: wait until the devices have done what was launched.
   void abandon();
+  // Whether the devices have done the last step.
+  bool ended() const;
   // When each instruction of the last step ran, by the devices' clocks. Waits for it.
   std::vector<Time> times();
+
+  // cudaEventRecordWithFlags of the CUDA runtime that torch has loaded, and what a stream is to it.
+  struct Runtime {
+    int (*record)(void* event, void* stream, unsigned flags) = nullptr;
+    void* stream = nullptr;
+  };
+
+  // Run every instruction on `stream` from now on: as usual, or between the next two calls under a capture.
+  // std::invalid_argument unless the plan has one device and no exchanges.
+  void capture_on(c10::Stream stream, Runtime runtime);
+  // The next run is captured; `end_capture` says that it was: runs are replays from then on, and times() theirs.
+  void begin_capture();
+  void end_capture();
 
   // A call in progress: its streams are current on this thread.
   class Call {
@@ -85,6 +104,7 @@ class DevicePlan {
   };
 
   std::size_t stream_of(c10::Stream stream);
+  void record_in_graph(void* event);
   void record(Mark& mark, c10::EventFlag flag);
   void wait(const std::vector<Mark>& marks, c10::Stream stream) const;
   void hold(const c10::IValue& value, const Node& node) const;
@@ -99,6 +119,11 @@ class DevicePlan {
   std::vector<void*> base_;            // timed events at begin(), one for each stream
   std::vector<Node> nodes_;
   bool ran_ = false;
+  Runtime runtime_;
+  enum class Capture : std::uint8_t { kNone, kUnderWay, kDone };
+  Capture capture_ = Capture::kNone;
+  void* first_ = nullptr;             // the start of a captured plan's first instruction
+  std::vector<std::uint32_t> order_;  // in which a captured plan's instructions were launched
 };
 
 }  // namespace penstock

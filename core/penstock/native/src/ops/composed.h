@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <tuple>
 
 namespace penstock::ops::composed {
@@ -22,6 +23,25 @@ void sgd_(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& lr)
 void adam_(const at::Tensor& param, const at::Tensor& moment1, const at::Tensor& moment2, const at::Tensor& step,
            const at::Tensor& grad, const at::Tensor& lr, double beta1, double beta2, double epsilon,
            double weight_decay, bool epsilon_hat);
+void fused_sgd_(at::TensorList params, at::TensorList grads, const at::Tensor& lr);
+void fused_momentum_(at::TensorList params, at::TensorList velocities, at::TensorList grads, const at::Tensor& lr,
+                     double momentum, bool nesterov);
+void fused_adagrad_(at::TensorList params, at::TensorList moments, at::TensorList grads, const at::Tensor& lr,
+                    double epsilon);
+void fused_adam_(at::TensorList params, at::TensorList moments1, at::TensorList moments2, const at::Tensor& step,
+                 at::TensorList grads, const at::Tensor& lr, double beta1, double beta2, double epsilon,
+                 double weight_decay, bool epsilon_hat);
+
+// composed_attention.cpp
+std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                             double dropout_p, bool is_causal,
+                                             const std::optional<at::Tensor>& attn_mask, std::optional<double> scale);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tensor& grad_out, const at::Tensor& query,
+                                                                  const at::Tensor& key, const at::Tensor& value,
+                                                                  const at::Tensor& out, const at::Tensor& logsumexp,
+                                                                  double dropout_p, bool is_causal,
+                                                                  const std::optional<at::Tensor>& attn_mask,
+                                                                  std::optional<double> scale);
 
 // composed_exchange.cpp: the tensors of a list may lie on different devices
 void all_reduce_(at::TensorList tensors);

@@ -16,6 +16,10 @@ void implement_values(torch::Library& m) {
   m.impl("sparse_adagrad_", composed::sparse_adagrad_);
   m.impl("sgd_", composed::sgd_);
   m.impl("adam_", composed::adam_);
+  m.impl("fused_sgd_", composed::fused_sgd_);
+  m.impl("fused_momentum_", composed::fused_momentum_);
+  m.impl("fused_adagrad_", composed::fused_adagrad_);
+  m.impl("fused_adam_", composed::fused_adam_);
   m.impl("dropout", composed::dropout);
   m.impl("dropout_backward", composed::dropout_backward);
   m.impl("auc", composed::auc);
@@ -24,14 +28,24 @@ void implement_values(torch::Library& m) {
 
 }  // namespace
 
-// What only graphs over devices call: the graph builder makes them, no program records them.
+// What only devices call: the graph builder makes them or puts them in the place of a CPU kernel, no program records
+// them.
 TORCH_LIBRARY_FRAGMENT(penstock, m) {
   m.def("fused_broadcast_(Tensor(a!)[] destinations, Tensor[] sources) -> ()");
   m.def("gather_rows(Tensor[] parts, int owner) -> Tensor");
+  m.def(
+      "attention(Tensor query, Tensor key, Tensor value, float dropout_p=0., bool is_causal=False, *, "
+      "Tensor? attn_mask=None, float? scale=None) -> (Tensor output, Tensor logsumexp)");
+  m.def(
+      "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
+      "float dropout_p, bool is_causal, *, Tensor? attn_mask=None, float? scale=None) "
+      "-> (Tensor grad_query, Tensor grad_key, Tensor grad_value)");
 }
 
 TORCH_LIBRARY_IMPL(penstock, CompositeExplicitAutograd, m) {
   m.impl("gather_rows", composed::gather_rows);
+  m.impl("attention", composed::attention);
+  m.impl("attention_backward", composed::attention_backward);
 }
 
 TORCH_LIBRARY_IMPL(penstock, CPU, m) {
@@ -57,6 +71,14 @@ TORCH_LIBRARY(penstock_composed, m) {
   m.def(
       "adam_(Tensor(a!) param, Tensor(b!) moment1, Tensor(c!) moment2, Tensor step, Tensor grad, Tensor lr, "
       "float beta1, float beta2, float epsilon, float weight_decay, bool epsilon_hat=False) -> ()");
+  m.def("fused_sgd_(Tensor(a!)[] params, Tensor[] grads, Tensor lr) -> ()");
+  m.def(
+      "fused_momentum_(Tensor(a!)[] params, Tensor(b!)[] velocities, Tensor[] grads, Tensor lr, float momentum, "
+      "bool nesterov) -> ()");
+  m.def("fused_adagrad_(Tensor(a!)[] params, Tensor(b!)[] moments, Tensor[] grads, Tensor lr, float epsilon) -> ()");
+  m.def(
+      "fused_adam_(Tensor(a!)[] params, Tensor(b!)[] moments1, Tensor(c!)[] moments2, Tensor step, Tensor[] grads, "
+      "Tensor lr, float beta1, float beta2, float epsilon, float weight_decay, bool epsilon_hat=False) -> ()");
   m.def(
       "dropout(Tensor x, Tensor rng, float p, bool training, int op_seed, int batch_dim, int rows_per_sample) "
       "-> (Tensor, Tensor)");

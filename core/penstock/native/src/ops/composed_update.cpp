@@ -1,9 +1,22 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_addcmul.h>
+#include <ATen/ops/_foreach_div.h>
+#include <ATen/ops/_foreach_lerp.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_sqrt.h>
+#include <ATen/ops/_foreach_sub.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <vector>
 
 #include "ops/checks.h"
 #include "ops/composed.h"
@@ -12,6 +25,7 @@ namespace penstock::ops::composed {
 namespace {
 
 using at::Tensor;
+using at::TensorList;
 
 // The tensor of one element as a number of `like`'s type, on its device, without asking the host for it.
 Tensor number(const Check& check, const char* name, const Tensor& tensor, const Tensor& like, at::ScalarType dtype) {
@@ -30,7 +44,10 @@ Tensor bias_correction(double beta, const Tensor& step) {
   return 1 - at::pow(beta, step);
 }
 
-// For each entry of `rows` the sum of the values of all entries that name the same row, added in order of appearance.
+// For each entry of `rows` the sum of the values of all entries that name the same row, on CPU added in order of
+// appearance. On a card torch's kernel for that adds one entry after another: a row that every sample names takes as
+// long as the whole batch. That of embedding's gradient adds parts of ten entries first, in an order of its own that is
+// the same each time.
 // The sort gives each row a number below rows.size(0); nothing here has a size that depends on values.
 Tensor merged(const Tensor& rows, const Tensor& values) {
   if (rows.size(0) == 0) {
@@ -41,6 +58,10 @@ Tensor merged(const Tensor& rows, const Tensor& values) {
   starts.narrow(0, 1, rows.size(0) - 1)
       .copy_(sorted.narrow(0, 1, rows.size(0) - 1) != sorted.narrow(0, 0, rows.size(0) - 1));
   const Tensor numbers = at::empty_like(order).scatter_(0, order, starts.cumsum(0));
+  if (values.is_cuda() && values.dim() == 2) {  // its sums are made of parts of a row's entries, side by side
+    return at::embedding_dense_backward(values, numbers, rows.size(0), /*padding_idx=*/-1, /*scale_grad_by_freq=*/false)
+        .index_select(0, numbers);
+  }
   const Tensor sums = at::zeros_like(values, at::MemoryFormat::Contiguous);
   add_at(sums, numbers, values);
   return sums.index_select(0, numbers);
@@ -52,6 +73,10 @@ void sparse_sgd_(const Tensor& param, const Tensor& rows, const Tensor& values, 
   const Check check("penstock.sparse_sgd_");
   check.sparse_grad(param, rows, values);
   const Tensor rate = number(check, "lr", lr, param, param.scalar_type());
+  if (param.is_cuda() && rows.size(0) > 0) {
+    param.index_copy_(0, rows, param.index_select(0, rows) - merged(rows, values) * rate);
+    return;
+  }
   add_at(param, rows, (values * rate).neg());
 }
 
@@ -90,11 +115,85 @@ void sparse_adagrad_(const Tensor& param, const Tensor& moment, const Tensor& ro
   param.index_copy_(0, rows, p);
 }
 
-void sgd_(const Tensor& param, const Tensor& grad, const Tensor& lr) {
-  const Check check("penstock.sgd_");
+namespace {
+
+void check_dense(const Check& check, const Tensor& param, const Tensor& grad) {
   check.floating("param", param);
   check.writable("param", param);
   check.same("grad", grad, "param", param);
+}
+
+// Torch's kernel for groups takes a rate in float32, and one kind of tensors.
+bool is_group(TensorList params) {
+  return !params.empty() && std::all_of(params.begin(), params.end(), [&](const Tensor& param) {
+    return param.scalar_type() == at::kFloat && param.device() == params[0].device();
+  });
+}
+
+struct Adam {
+  double beta1, beta2, epsilon, weight_decay;
+  bool epsilon_hat;
+};
+
+// A call of torch's for all tensors at each step of the formula. Its one kernel for all of Adam (_fused_adam_) rounds
+// the betas to float32 first, by which 1 - beta2 is off by 1e-5 of its value.
+void adam_of_group(const Check& check, TensorList params, TensorList moments1, TensorList moments2, const Tensor& step,
+                   TensorList grads, const Tensor& lr, const Adam& by) {
+  if (params.empty()) return;
+  const auto type = params[0].scalar_type();
+  const Tensor t = number(check, "step", step, params[0], at::kDouble);
+  const Tensor rate = number(check, "lr", lr, params[0], at::kDouble);
+  const Tensor size = (rate / bias_correction(by.beta1, t)).to(type);
+  const Tensor scale = bias_correction(by.beta2, t).sqrt().reciprocal();
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  std::vector<Tensor> g = grads.vec();
+  if (by.weight_decay != 0) g = at::_foreach_add(g, params, by.weight_decay);
+  at::_foreach_lerp_(moments1, g, 1 - by.beta1);
+  at::_foreach_mul_(moments2, by.beta2);
+  at::_foreach_addcmul_(moments2, g, g, 1 - by.beta2);
+  const std::vector<Tensor> root = at::_foreach_sqrt(moments2);
+  at::_foreach_mul_(root, scale.to(type));
+  if (by.epsilon_hat) {
+    at::_foreach_add_(root, (scale * by.epsilon).to(type));
+  } else {
+    at::_foreach_add_(root, by.epsilon);
+  }
+  const std::vector<Tensor> change = at::_foreach_div(moments1, root);
+  at::_foreach_mul_(change, size);
+  at::_foreach_sub_(params, change);
+}
+
+void sgd_of_group(const Check& check, TensorList params, TensorList velocities, TensorList grads, const Tensor& lr,
+                  double momentum, bool nesterov) {
+  const Tensor rate = number(check, "lr", lr, params[0], at::kFloat);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  at::_fused_sgd_(params, grads, velocities, /*weight_decay=*/0, momentum, rate, /*dampening=*/0, nesterov,
+                  /*maximize=*/false, /*is_first_step=*/false);
+}
+
+// Contiguous forms of the gradients, checked.
+std::vector<Tensor> dense_grads(const Check& check, TensorList params, TensorList grads) {
+  TORCH_CHECK_VALUE(params.size() == grads.size(), check.op(), ": got ", params.size(), " params and ", grads.size(),
+                    " grads; expected one for each");
+  std::vector<Tensor> dense;
+  for (size_t k = 0; k < params.size(); ++k) {
+    check_dense(check, params[k], grads[k]);
+    dense.push_back(grads[k].contiguous());
+  }
+  return dense;
+}
+
+void check_states(const Check& check, const char* name, TensorList params, TensorList states) {
+  TORCH_CHECK_VALUE(params.size() == states.size(), check.op(), ": got ", params.size(), " params and ", states.size(),
+                    " ", name, "; expected one for each");
+  for (size_t k = 0; k < params.size(); ++k) check.state(name, states[k], params[k]);
+}
+
+}  // namespace
+
+void sgd_(const Tensor& param, const Tensor& grad, const Tensor& lr) {
+  const Check check("penstock.sgd_");
+  check_dense(check, param, grad);
   const Tensor rate = number(check, "lr", lr, param, param.scalar_type());
   param.sub_(grad * rate);
 }
@@ -102,20 +201,58 @@ void sgd_(const Tensor& param, const Tensor& grad, const Tensor& lr) {
 void adam_(const Tensor& param, const Tensor& moment1, const Tensor& moment2, const Tensor& step, const Tensor& grad,
            const Tensor& lr, double beta1, double beta2, double epsilon, double weight_decay, bool epsilon_hat) {
   const Check check("penstock.adam_");
-  check.floating("param", param);
-  check.writable("param", param);
+  check_dense(check, param, grad);
   check.state("moment1", moment1, param);
   check.state("moment2", moment2, param);
-  check.same("grad", grad, "param", param);
-  const Tensor t = number(check, "step", step, param, at::kDouble);
-  const Tensor rate = number(check, "lr", lr, param, at::kDouble);
-  const Tensor size = (rate / bias_correction(beta1, t)).to(param.scalar_type());
-  const Tensor scale = bias_correction(beta2, t).sqrt().reciprocal();
-  const Tensor g = weight_decay == 0 ? grad : grad + param * weight_decay;
-  moment1.add_((g - moment1) * (1 - beta1));
-  moment2.mul_(beta2).add_((g * g) * (1 - beta2));
-  const Tensor root = moment2.sqrt() * scale.to(param.scalar_type());
-  param.sub_(size * moment1 / (epsilon_hat ? root + (scale * epsilon).to(param.scalar_type()) : root + epsilon));
+  const Adam by{beta1, beta2, epsilon, weight_decay, epsilon_hat};
+  adam_of_group(check, param, moment1, moment2, step, grad.contiguous(), lr, by);
+}
+
+void fused_sgd_(TensorList params, TensorList grads, const Tensor& lr) {
+  const Check check("penstock.fused_sgd_");
+  const std::vector<Tensor> dense = dense_grads(check, params, grads);
+  if (is_group(params)) {
+    sgd_of_group(check, params, {}, dense, lr, /*momentum=*/0, /*nesterov=*/false);
+    return;
+  }
+  for (size_t k = 0; k < params.size(); ++k) sgd_(params[k], dense[k], lr);
+}
+
+void fused_momentum_(TensorList params, TensorList velocities, TensorList grads, const Tensor& lr, double momentum,
+                     bool nesterov) {
+  const Check check("penstock.fused_momentum_");
+  const std::vector<Tensor> dense = dense_grads(check, params, grads);
+  check_states(check, "velocities", params, velocities);
+  if (is_group(params)) {
+    sgd_of_group(check, params, velocities, dense, lr, momentum, nesterov);
+    return;
+  }
+  for (size_t k = 0; k < params.size(); ++k) {
+    const Tensor rate = number(check, "lr", lr, params[k], params[k].scalar_type());
+    velocities[k].mul_(momentum).add_(dense[k]);
+    params[k].sub_((nesterov ? dense[k] + velocities[k] * momentum : velocities[k]) * rate);
+  }
+}
+
+void fused_adagrad_(TensorList params, TensorList moments, TensorList grads, const Tensor& lr, double epsilon) {
+  const Check check("penstock.fused_adagrad_");
+  const std::vector<Tensor> dense = dense_grads(check, params, grads);
+  check_states(check, "moments", params, moments);
+  for (size_t k = 0; k < params.size(); ++k) {
+    const Tensor rate = number(check, "lr", lr, params[k], params[k].scalar_type());
+    moments[k].addcmul_(dense[k], dense[k]);
+    params[k].sub_(dense[k] * rate / (moments[k].sqrt() + epsilon));
+  }
+}
+
+void fused_adam_(TensorList params, TensorList moments1, TensorList moments2, const Tensor& step, TensorList grads,
+                 const Tensor& lr, double beta1, double beta2, double epsilon, double weight_decay, bool epsilon_hat) {
+  const Check check("penstock.fused_adam_");
+  const std::vector<Tensor> dense = dense_grads(check, params, grads);
+  check_states(check, "moments1", params, moments1);
+  check_states(check, "moments2", params, moments2);
+  const Adam by{beta1, beta2, epsilon, weight_decay, epsilon_hat};
+  adam_of_group(check, params, moments1, moments2, step, dense, lr, by);
 }
 
 }  // namespace penstock::ops::composed
