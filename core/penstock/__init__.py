@@ -10,6 +10,7 @@ import importlib
 import os
 from typing import Any
 
+from penstock.imports import importing_torch as _importing_torch
 from penstock.logger import set_up as _set_up_logging
 from penstock.openmp import limit_spinning as _limit_spinning
 from penstock.version import __version__ as __version__
@@ -99,24 +100,28 @@ _READS = ("program.", "io", "captured")
 
 
 def __getattr__(name: str) -> Any:
+    with _importing_torch():
+        value = _loaded(name)
+    globals()[name] = value
+    return value
+
+
+def _loaded(name: str) -> Any:
     if {"data": "program.layers", "embedding": "program.layers", **_WHERE, **_MODULES}.get(name, "").startswith(_READS):
         importlib.import_module("penstock.operators")  # which a program that was saved may call
         importlib.import_module("penstock.program.framework")  # what blocks declare and append with
     if name in _WHERE:
-        value = getattr(importlib.import_module(f"penstock.{_WHERE[name]}"), name)
-    elif name in _MODULES:
-        value = importlib.import_module(f"penstock.{_MODULES[name]}")
-    elif name == "data":
-        value = importlib.import_module("penstock.program.layers").fluid_data
-    elif name == "embedding":
-        value = importlib.import_module("penstock.program.layers").embedding
-    elif name in ("dygraph", "imperative"):
+        return getattr(importlib.import_module(f"penstock.{_WHERE[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"penstock.{_MODULES[name]}")
+    if name == "data":
+        return importlib.import_module("penstock.program.layers").fluid_data
+    if name == "embedding":
+        return importlib.import_module("penstock.program.layers").embedding
+    if name in ("dygraph", "imperative"):
         advice = importlib.import_module("penstock.program.eager").ADVICE
         raise AttributeError(f"module 'penstock' has no attribute {name!r}: {advice}")
-    else:
-        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -7,33 +7,36 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
+from penstock.imports import importing
 
-from penstock.command import (
-    advise,
-    audit,
-    cluster,
-    cluster_kubernetes,
-    cluster_ray,
-    completeness,
-    convert,
-    doctor,
-    draining,
-    export,
-    fluid,
-    graphpasses,
-    jobs,
-    nodes,
-    projects,
-    pythonstack,
-    recording,
-    serve,
-    tables,
-    webhooks,
-)
-from penstock.command.exits import exit_of
-from penstock.errors import PenstockError
-from penstock.version import __version__
+with importing():
+    import typer
+
+    from penstock.command import (
+        advise,
+        audit,
+        cluster,
+        cluster_kubernetes,
+        cluster_ray,
+        completeness,
+        convert,
+        doctor,
+        draining,
+        export,
+        fluid,
+        graphpasses,
+        jobs,
+        nodes,
+        projects,
+        pythonstack,
+        recording,
+        serve,
+        tables,
+        webhooks,
+    )
+    from penstock.command.exits import exit_of
+    from penstock.errors import PenstockError
+    from penstock.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,

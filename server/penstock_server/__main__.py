@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from penstock.imports import importing
 
-from penstock_server import backup
-from penstock_server.run import serve
-from penstock_server.settings import Settings
+with importing():
+    from pydantic import ValidationError
+
+    from penstock_server import backup
+    from penstock_server.run import serve
+    from penstock_server.settings import Settings
 
 EXIT_USAGE = 2
 

@@ -31,8 +31,11 @@ FULL_EVERY = 30
 
 @asynccontextmanager
 async def rarely_collected(*, every_s: float = EVERY_S, full_every: int = FULL_EVERY) -> AsyncIterator[None]:
-    """Collect like this until the block ends, for the whole process; then as before."""
-    before = gc.get_threshold()
+    """Collect like this until the block ends, for the whole process; then as before.
+
+    What was frozen before, such as what was imported at the start, stays so, and with it what was frozen here.
+    """
+    before, any_before = gc.get_threshold(), gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, MIDDLE, _NEVER)
@@ -42,7 +45,8 @@ async def rarely_collected(*, every_s: float = EVERY_S, full_every: int = FULL_E
     finally:
         collecting.cancel()
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not any_before:
+            gc.unfreeze()
 
 
 async def _collect(every_s: float, full_every: int) -> None:

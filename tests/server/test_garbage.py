@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 from tests.support.waiting import until_async
@@ -11,6 +12,15 @@ from tests.support.waiting import until_async
 from penstock_server.garbage import rarely_collected
 
 pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_frozen() -> Iterator[None]:
+    """As in a process that froze nothing; afterwards again what the tests' process has frozen (tests/conftest.py)."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 class Cycle:
@@ -28,6 +38,14 @@ async def test_only_what_came_since_the_start_is_looked_at() -> None:
         assert gc.get_freeze_count() > 10_000
     assert any(one is known for one in gc.get_objects())
     assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
+
+
+async def test_what_a_process_froze_before_stays_frozen() -> None:
+    gc.freeze()
+    at_start = gc.get_freeze_count()
+    async with rarely_collected():
+        pass
+    assert gc.get_freeze_count() >= at_start > 10_000
 
 
 async def test_what_a_look_has_found_is_frozen_until_a_full_one() -> None:

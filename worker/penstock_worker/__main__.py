@@ -16,16 +16,19 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from penstock.imports import importing
 
-from penstock.client import AuthError, Conflict
-from penstock.errors import PenstockError, SpecError, Unavailable
-from penstock.process.private import make_private
-from penstock.protocol.jobspec import labels_of
-from penstock.settings import JOIN_TOKEN, TLS_CERT, TLS_KEY
-from penstock.tls import ClientCertificate
-from penstock_worker import accounts, identity, lease, pilot
-from penstock_worker.agent import Agent, Settings
+with importing():
+    from filelock import FileLock, Timeout
+
+    from penstock.client import AuthError, Conflict
+    from penstock.errors import PenstockError, SpecError, Unavailable
+    from penstock.process.private import make_private
+    from penstock.protocol.jobspec import labels_of
+    from penstock.settings import JOIN_TOKEN, TLS_CERT, TLS_KEY
+    from penstock.tls import ClientCertificate
+    from penstock_worker import accounts, identity, lease, pilot
+    from penstock_worker.agent import Agent, Settings
 
 FILES = frozenset({"node.json", "agent.lock", "lease.json", "replicas", "snapshots"})
 """Of these one is there in a folder that an agent used before."""

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from penstock.alias.sections import Module, read_modules
+from penstock.imports import importing_torch
 
 FLUID = "paddle.fluid"
 DEFAULT_ADVICE = "docs/fluid-api.md lists what is there"
@@ -161,9 +162,10 @@ class Table:
 def _walk(path: str) -> Any:
     """Return the object at a path below `penstock`; None if there is none."""
     found: Any = importlib.import_module("penstock")
-    for part in filter(None, path.split(".")):
-        value = getattr(found, part, None)
-        found = _submodule(found, part) if value is None else value
+    with importing_torch():
+        for part in filter(None, path.split(".")):
+            value = getattr(found, part, None)
+            found = _submodule(found, part) if value is None else value
     return found
 
 
