@@ -75,3 +75,17 @@ def test_who_may_not_change_nodes_has_no_buttons(browser: Browser, server: Runni
         row = page.get_by_test_id("nodes").get_by_role("row").filter(has_text="watched")
         expect(row).to_contain_text("READY")
         expect(row.get_by_role("button")).to_have_count(0)
+
+
+def test_a_page_whose_script_does_not_come_can_be_retried(open_page: Open) -> None:
+    watched = open_page("/")
+    page = watched.page
+    watched.expected = ("net::ERR_FAILED",)
+    page.route("**/assets/nodes-*.js", lambda route: route.abort())
+    page.keyboard.press("g")
+    page.keyboard.press("n")
+    expect(page.get_by_test_id("error")).to_contain_text("The script of this view could not be loaded.")
+    page.unroute("**/assets/nodes-*.js")
+    page.get_by_test_id("error").get_by_role("button").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Nodes")
+    expect(page.get_by_test_id("error")).to_have_count(0)

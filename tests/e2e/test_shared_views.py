@@ -72,10 +72,14 @@ def test_arrow_keys_go_along_the_uses_of_an_operator(open_page: Open, job: Feede
     assert [document.ops[one].name for one in consumers] == ["addmm_2", "dw_2", "thr_1"]
     page = open_page(f"/jobs/{job.job_id}?tab=graph&op={op}").page
     expect(page.get_by_test_id("operator-panel")).to_contain_text(document.ops[op].name)
+    hint = page.get_by_test_id("graph-hint")
+    expect(hint).to_contain_text("relu_1 · ← 1 producer · → 3 consumers · ↑ ↓ the nearest box")
+    expect(page.get_by_test_id("used-by").get_by_role("button")).to_have_text(["addmm_2", "dw_2", "thr_1"])
     page.get_by_test_id("graph").focus()
     page.keyboard.press("ArrowRight")
     says = page.get_by_test_id("graph-says")
     expect(says).to_have_text("addmm_2, forward of tower.fc_2; consumer 1 of 3 of relu_1")
+    expect(hint).to_contain_text("↑ ↓ consumer 1 of 3 of relu_1")
     expect(page).to_have_url(re.compile(rf"op={consumers[0]}\b"))
     expect(page.get_by_test_id("operator-panel")).to_contain_text(document.ops[consumers[0]].name)
     page.keyboard.press("ArrowDown")
@@ -106,3 +110,57 @@ def test_a_step_held_live_is_in_the_link_with_its_zoom(open_page: Open, job: Fee
     assert query(other)["step"] == held and "held" not in query(other)
     page.get_by_test_id("hold").click()
     page.wait_for_function("() => !location.search.includes('held=')")
+
+
+def at_and_address_agree(page: Page) -> str:
+    page.wait_for_function(
+        "() => __penstock.graphView() !== null"
+        " && new URLSearchParams(location.search).get('at') === __penstock.graphView()"
+    )
+    return str(page.evaluate("() => __penstock.graphView()"))
+
+
+def test_back_and_forward_show_the_place_in_the_address(open_page: Open, job: Feeder) -> None:
+    page = open_page(f"/jobs/{job.job_id}?tab=graph").page
+    page.wait_for_function("() => __penstock.boxes() > 0")
+    page.get_by_test_id("graph").focus()
+    page.keyboard.press("+")
+    first = at_and_address_agree(page)
+    page.keyboard.press("2")  # the tab of the graph: an entry of the history that names no place
+    assert at_and_address_agree(page) == first
+    page.keyboard.press("+")
+    page.wait_for_function("(at) => __penstock.graphView() !== at", arg=first)
+    second = at_and_address_agree(page)
+    page.go_back()
+    page.wait_for_function("(at) => __penstock.graphView() === at", arg=first)
+    assert at_and_address_agree(page) == first
+    page.go_forward()
+    page.wait_for_function("(at) => __penstock.graphView() === at", arg=second)
+    page.go_back()
+    page.get_by_test_id("tab-timeline").click()
+    page.go_back()
+    page.wait_for_function("(at) => __penstock.graphView() === at", arg=first)
+
+
+def test_an_address_that_cannot_be_read_shows_all_and_a_notice(open_page: Open, job: Feeder) -> None:
+    page = open_page(f"/jobs/{job.job_id}?tab=graph&at=zz&open=[1&op=99999").page
+    notice = page.get_by_test_id("address-note")
+    expect(notice).to_contain_text("no place in the graph (at=zz): all of it is shown")
+    expect(notice).to_contain_text("The modules to open cannot be read (open=[1)")
+    expect(notice).to_contain_text(f"No operator 99999 is in this graph of {job.num_ops}")
+    page.wait_for_function("() => !location.search.includes('at=')")
+    assert page.evaluate("() => __penstock.graphView()") is None
+    notice.get_by_role("button", name="Dismiss").click()
+    expect(notice).to_have_count(0)
+    assert "op" not in query(page)
+    other = open_page(f'/jobs/{job.job_id}?tab=graph&open=["forward|gone||false"]').page
+    expect(other.get_by_test_id("address-note")).to_contain_text("1 module that the address opens is not in this graph")
+    other.wait_for_function("() => !location.search.includes('open=')")
+
+
+def test_a_step_that_is_not_here_is_named_beside_the_newest(open_page: Open, job: Feeder) -> None:
+    page = open_page(f"/jobs/{job.job_id}?tab=timeline&step=500").page
+    expect(page.get_by_test_id("strip-note")).to_have_text("step 500 is not here; the newest is shown:")
+    expect(page.get_by_test_id("strip-text")).to_contain_text("step 20 ")
+    other = open_page(f"/jobs/{job.job_id}?tab=timeline&held=abc").page
+    expect(other.get_by_test_id("strip-note")).to_have_text("“abc” is no step; the newest is shown:")

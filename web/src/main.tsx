@@ -20,6 +20,7 @@ import { render } from "preact";
 import { listenToKeys } from "./keyboard";
 import { Banners } from "./parts/banners";
 import { Empty, ErrorCard, Link } from "./parts/basics";
+import { later, PageFrame } from "./parts/later";
 import { Overlays } from "./parts/overlays";
 import { Top } from "./parts/top";
 import { navigate, route } from "./router";
@@ -32,9 +33,10 @@ import { exposeForTests } from "./testhooks";
 import { JobPage } from "./views/job";
 import { JobsPage } from "./views/jobs";
 import { LoginPage } from "./views/login";
-import { NodesPage } from "./views/nodes";
-import { TokensPage } from "./views/tokens";
-import { WebhooksPage } from "./views/webhooks";
+
+const NodesPage = later(async () => (await import("./views/nodes")).NodesPage, PageFrame);
+const TokensPage = later(async () => (await import("./views/tokens")).TokensPage, PageFrame);
+const WebhooksPage = later(async () => (await import("./views/webhooks")).WebhooksPage, PageFrame);
 
 function Page() {
   const at = route.value;

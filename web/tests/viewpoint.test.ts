@@ -120,7 +120,8 @@ test("opened modules are named, all of them by a word", () => {
   expect(openedFrom(openedText(two, groups))).toEqual([...two]);
   expect(openedText(new Set(ids), groups)).toBe("all");
   expect(openedText(new Set(), groups)).toBeNull();
-  expect(openedFrom("[1,")).toEqual([]);
+  expect(openedFrom("[1,")).toBeNull();
+  expect(openedFrom("7")).toBeNull();
   expect(openedFrom(null)).toEqual([]);
 });
 
@@ -151,7 +152,7 @@ test("a walk stays where there is no way on, and says so", () => {
   const document = towers();
   const end = along(document, 31, "consumers", () => true, null);
   expect([end.op, end.count]).toEqual([31, 0]);
-  expect(walkedText(document, end)).toBe("op_31 is waited for by none");
+  expect(walkedText(document, end)).toBe("op_31 has no consumer");
   const begin = along(document, 0, "producers", () => true, null);
-  expect(walkedText(document, begin)).toBe("op_0 waits for no operator");
+  expect(walkedText(document, begin)).toBe("op_0 has no producer");
 });

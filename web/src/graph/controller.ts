@@ -15,13 +15,14 @@ import type { GraphDocument } from "../types";
 import { edgesAlong, glows, NO_SHARES, type Shares, shares } from "./boxsums";
 import { fitCamera, MAX_SCALE, MIN_SCALE, PAD, PAD_BELOW, withBoxInView } from "./camera";
 import { type CriticalPath, NO_PATH } from "./critical";
-import { everyGroup, type Group } from "./group";
+import { everyGroup, type Group, pathTo } from "./group";
 import type { Layout, Place } from "./layout";
 import { paintGraph, pick } from "./paint";
 import type { Plan } from "./plan";
 import { pathThrough, planGraph } from "./remote";
 import type { Camera } from "./scene";
 import { type Tint, type Tints, tintsOf, tintsOfPass } from "./tints";
+import { usedBoxes } from "./uses";
 import { cameraAt, type Viewpoint, viewpointOf } from "./viewpoint";
 import { nearestBox } from "./walk";
 
@@ -428,6 +429,7 @@ export class GraphController {
       criticalEdges: this.#criticalEdges,
       selected: this.selected,
       hovered: this.hovered.value,
+      used: usedBoxes(this.#document, this.layout, this.selected),
       share,
       maxShare,
       tints: this.#tintsOf(this.layout, this.#document),
@@ -491,10 +493,4 @@ export class GraphController {
     this.#criticalEdges = this.layout === null ? new Set() : edgesAlong(this.layout, path.chain);
     if (isOther) this.criticalVersion.value += 1;
   }
-}
-
-/** The groups around an operator, the outermost first. */
-function pathTo(groups: readonly Group[], op: number): Group[] {
-  const found = groups.find((group) => group.ops.includes(op));
-  return found === undefined ? [] : [found, ...pathTo(found.children, op)];
 }

@@ -62,7 +62,8 @@ const isOutside = (a: Box, b: Box, view: View): boolean =>
   Math.max(a.y + a.h, b.y + b.h) < view.y0 ||
   Math.min(a.y, b.y) > view.y1;
 
-function trace(path: Path2D, a: Box, b: Box, curved: boolean): void {
+/** Append the way from one box to another, to its right or left if there is room, else above or below. */
+export function trace(path: Path2D, a: Box, b: Box, curved: boolean): void {
   const ay = a.y + a.h / 2;
   const by = b.y + b.h / 2;
   const [right, left] = [b.x >= a.x + a.w, b.x + b.w <= a.x];

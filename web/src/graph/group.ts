@@ -303,6 +303,12 @@ export function everyGroup(groups: readonly Group[]): Group[] {
   return groups.flatMap((group) => [group, ...everyGroup(group.children)]);
 }
 
+/** The groups around an operator, the outermost first. */
+export function pathTo(groups: readonly Group[], op: number): Group[] {
+  const found = groups.find((group) => group.ops.includes(op));
+  return found === undefined ? [] : [found, ...pathTo(found.children, op)];
+}
+
 /** Operators by name, over replicas; of repeated layers the n-th of a type in each, over layers too. */
 function logical(
   document: GraphDocument,

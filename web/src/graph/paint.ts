@@ -8,6 +8,7 @@ import { paintEdges } from "./edges";
 import type { Box, Layout } from "./layout";
 import { type Camera, isDrawn, isOpen, type Scene } from "./scene";
 import { paintText, roomFor } from "./text";
+import { paintUsed } from "./uses";
 
 /** Boxes from this height on have room for a bar that shows the share. */
 const TALL_H = 54;
@@ -32,6 +33,7 @@ export function paintGraph(ctx: CanvasRenderingContext2D, w: number, h: number, 
     paintEdges(ctx, scene, view, depth);
     for (const index of seen) if (layout.boxes[index]?.depth === depth) paintBox(ctx, scene, index);
   }
+  paintUsed(ctx, scene);
   ctx.restore();
   for (const index of seen) paintText(ctx, scene, index);
 }

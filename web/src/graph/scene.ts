@@ -3,6 +3,7 @@ import type { Palette } from "../palette";
 import type { CriticalPath } from "./critical";
 import type { Box, Layout } from "./layout";
 import type { Tints } from "./tints";
+import type { UsedBoxes } from "./uses";
 
 export interface Camera {
   readonly x: number;
@@ -18,6 +19,8 @@ export interface Scene {
   readonly criticalEdges: ReadonlySet<number>;
   readonly selected: number;
   readonly hovered: number;
+  /** Around the selected operator, if one is selected. */
+  readonly used: UsedBoxes;
   /** Share of the step's operator time that a box took; NaN before anything was measured. */
   readonly share: Float64Array;
   readonly maxShare: number;

@@ -49,13 +49,15 @@ export function openedText(expanded: ReadonlySet<string>, groups: readonly Group
   return expanded.size > MOST_OPENED ? null : JSON.stringify([...expanded]);
 }
 
-export function openedFrom(text: string | null): readonly string[] | typeof ALL {
+/** The modules that an address opens; null for what names none, such as a link that was cut off. */
+export function openedFrom(text: string | null): readonly string[] | typeof ALL | null {
   if (text === null || text === ALL) return text ?? [];
   try {
     const found: unknown = JSON.parse(text);
-    return Array.isArray(found) ? found.filter((id): id is string => typeof id === "string").slice(0, MOST_OPENED) : [];
+    if (!Array.isArray(found)) return null;
+    return found.filter((id): id is string => typeof id === "string").slice(0, MOST_OPENED);
   } catch (error) {
-    if (error instanceof SyntaxError) return []; // a link that was cut off
+    if (error instanceof SyntaxError) return null;
     throw error;
   }
 }

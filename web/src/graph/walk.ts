@@ -19,14 +19,28 @@ export interface Walked {
 
 export type IsShown = (op: number) => boolean;
 
-/** The operators on the other side of the edges of `op`, ascending, each once. O(edges). */
+/** The operators on the other side of the edges of `op`, ascending, each once and in one replica. O(edges). */
 export function usesOf(document: GraphDocument, op: number, way: Way, isShown: IsShown): number[] {
   const found = new Set<number>();
   for (const [before, after] of document.edges) {
     if (way === "producers" && after === op) found.add(before);
     if (way === "consumers" && before === op) found.add(after);
   }
-  return [...found].filter((one) => one !== op && isShown(one)).sort((a, b) => a - b);
+  const shown = [...found].filter((one) => one !== op && isShown(one)).sort((a, b) => a - b);
+  return inOneReplica(document, shown);
+}
+
+/** An exchange waits for the same operator of each replica: the first stands for all of them. */
+function inOneReplica(document: GraphDocument, ops: readonly number[]): number[] {
+  const replicas = new Map<string, number>();
+  return ops.filter((index) => {
+    const op = document.ops[index];
+    if (op === undefined) return false;
+    const key = `${op.name}|${op.module}`;
+    const first = replicas.get(key) ?? op.replica;
+    replicas.set(key, first);
+    return first === op.replica;
+  });
 }
 
 /** Go to the first producer or consumer; back to where one came from, if that is one of them. */
@@ -51,13 +65,20 @@ export function beside(
   return next === undefined ? null : { ...last, op: next, at, count: uses.length };
 }
 
+const nameOf = (document: GraphDocument, op: number): string => document.ops[op]?.name ?? `operator ${op}`;
+
+/** "consumer 1 of 3 of relu_1". */
+export const placeText = (document: GraphDocument, { from, way, at, count }: Walked): string =>
+  `${way === "producers" ? "producer" : "consumer"} ${at + 1} of ${count} of ${nameOf(document, from)}`;
+
 /** What a screen reader says. */
-export function walkedText(document: GraphDocument, { op, from, way, at, count }: Walked): string {
-  const name = (index: number) => document.ops[index]?.name ?? `operator ${index}`;
-  if (count === 0) return `${name(from)} ${way === "producers" ? "waits for no operator" : "is waited for by none"}`;
+export function walkedText(document: GraphDocument, walked: Walked): string {
+  const { op, from, way, count } = walked;
+  const name = nameOf(document, op);
+  if (count === 0) return `${nameOf(document, from)} ${way === "producers" ? "has no producer" : "has no consumer"}`;
   const found = document.ops[op];
   const facts = found === undefined ? "" : `, ${bucketOf(found)}${found.module === "" ? "" : ` of ${found.module}`}`;
-  return `${name(op)}${facts}; ${way === "producers" ? "producer" : "consumer"} ${at + 1} of ${count} of ${name(from)}`;
+  return `${name}${facts}; ${placeText(document, walked)}`;
 }
 
 /** The nearest box from `selected` in a direction; the first if none is selected, -1 if there is none. O(boxes). */

@@ -26,7 +26,7 @@ const KEYS: readonly (readonly [string, string])[] = [
   ["1 … 8", "tabs of a job"],
   ["t", "dark or light"],
   ["← ↑ → ↓", "graph: nearest box; timeline: slice and lane"],
-  ["← · → · ↑ ↓", "from an operator: to what it waits for · what waits for it · the others of these"],
+  ["← · → · ↑ ↓", "graph, from an operator: its producers · its consumers · the others of these"],
   ["Shift ← ↑ → ↓", "graph: nearest box, from an operator too"],
   ["Enter", "graph: expand or collapse; timeline: select the operator"],
   ["e · c", "graph: expand all · collapse all"],

@@ -12,8 +12,8 @@ import { isCommand } from "../store/mode";
 import type { GraphRuntime } from "../store/ops";
 import { type Behind, behindOf } from "../store/staleness";
 import { exchangeOf, hasPservers } from "./exchange";
-import { linkView } from "./graphaddress";
-import { GraphKeys, linkSelection, toggleSelected } from "./graphkeys";
+import { cut, GraphAddress } from "./graphaddress";
+import { GraphKeys, linkSelection, toggleSelected, type Ways } from "./graphkeys";
 import type { JobParts } from "./job";
 import { OperatorTable } from "./operators";
 import { PassesButton, PassStrip, StageTable, useStage } from "./passes";
@@ -223,7 +223,30 @@ function ReplicaSelect({ graph, count }: { graph: GraphController; count: number
   );
 }
 
-function Hint({ store }: { store: JobStore }) {
+/** What the canvas shows, or, of a chosen operator, where the keys lead; it is read with the name of the canvas. */
+function Hint({ graph, keys }: { graph: GraphController; keys: GraphKeys }) {
+  const { store } = graph;
+  graph.layoutVersion.value;
+  keys.said.value;
+  const ways = keys.ways();
+  return (
+    <span class={ways === null ? "hint" : "hint ways"} id="graph-hint" data-testid="graph-hint">
+      {ways === null ? <Colours store={store} /> : <WaysOf ways={ways} />}
+    </span>
+  );
+}
+
+function WaysOf({ ways }: { ways: Ways }) {
+  return (
+    <>
+      <b>{ways.name}</b> · <kbd>←</kbd> {plural(ways.producers, "producer")} · <kbd>→</kbd>{" "}
+      {plural(ways.consumers, "consumer")} · <kbd>↑</kbd> <kbd>↓</kbd> {ways.place ?? "the nearest box"} ·{" "}
+      <kbd>Shift</kbd> + arrow: the nearest box
+    </>
+  );
+}
+
+function Colours({ store }: { store: JobStore }) {
   if (store.stage.value !== null) return <>− removed, + added, ~ changed by the pass · double-click or Enter expands</>;
   const tint = tintOf(url.value.searchParams.get("colour"));
   if (tint === "staleness") return <StalenessLegend behind={behindOf(exchangeOf(store))} />;
@@ -239,10 +262,11 @@ function Hint({ store }: { store: JobStore }) {
 function GraphCanvas({ graph, operators }: { graph: GraphController; operators: number }) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const keys = useMemo(() => new GraphKeys(graph), [graph]);
+  const address = useMemo(() => new GraphAddress(graph), [graph]);
   useEffect(() => {
     const element = canvas.current;
     if (element === null) return;
-    const unlink = linkView(graph);
+    const unlink = address.attach();
     const detach = graph.attach(element);
     const release = listenToMouse(element, graph);
     return () => {
@@ -252,22 +276,47 @@ function GraphCanvas({ graph, operators }: { graph: GraphController; operators: 
     };
   }, [graph]);
   return (
-    <div class="canvas-box">
-      <canvas
-        ref={canvas}
-        tabIndex={0}
-        role="application"
-        aria-label="SSA graph. Arrow keys move between boxes; from an operator left goes to what it waits for, right to what waits for it, up and down to the others of these, with Shift to the next box. Enter expands, v shows a table of the same operators."
-        data-testid="graph"
-        onKeyDown={(event) => keys.onKey(event)}
-      />
-      <span class="sr" role="status" aria-live="polite" data-testid="graph-says">
-        {keys.said.value}
-      </span>
-      <span class="hint">
-        <Hint store={graph.store} />
-      </span>
-      <LayingOut graph={graph} operators={operators} />
+    <>
+      <Unread address={address} operators={operators} />
+      <div class="canvas-box">
+        <canvas
+          ref={canvas}
+          tabIndex={0}
+          role="application"
+          aria-label="SSA graph. Arrow keys move between boxes; from an operator left goes to what it waits for, right to what waits for it, up and down to the others of these, with Shift to the next box. Enter expands, v shows a table of the same operators."
+          aria-describedby="graph-hint"
+          data-testid="graph"
+          onKeyDown={(event) => keys.onKey(event)}
+        />
+        <span class="sr" role="status" aria-live="polite" data-testid="graph-says">
+          {keys.said.value}
+        </span>
+        <Hint graph={graph} keys={keys} />
+        <LayingOut graph={graph} operators={operators} />
+      </div>
+    </>
+  );
+}
+
+/** A link that was cut off, or that is of another graph, shows less than it was to: it says what. */
+function Unread({ address, operators }: { address: GraphAddress; operators: number }) {
+  const op = url.value.searchParams.get("op");
+  const isThere = op === null || url.value.searchParams.has("pass") || (/^\d+$/.test(op) && Number(op) < operators);
+  const text = [
+    ...address.notes.value,
+    ...(isThere ? [] : [`No operator ${cut(op ?? "")} is in this graph of ${integer(operators)}.`]),
+  ];
+  if (text.length === 0) return null;
+  const dismiss = () => {
+    address.dismiss();
+    if (!isThere) setQuery({ op: null });
+  };
+  return (
+    <div class="banner" role="status" data-testid="address-note">
+      <span>{text.join(" ")}</span>
+      <button type="button" class="btn small" onClick={dismiss}>
+        Dismiss
+      </button>
     </div>
   );
 }

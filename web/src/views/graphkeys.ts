@@ -3,7 +3,8 @@ import { signal } from "@preact/signals";
 import type { TargetedKeyboardEvent } from "preact";
 import { plural } from "../format";
 import type { GraphController } from "../graph/controller";
-import { along, beside, type Walked, walkedText } from "../graph/walk";
+import { opOfBox, usesIn } from "../graph/uses";
+import { along, beside, placeText, type Walked, walkedText } from "../graph/walk";
 import { setQuery } from "../router";
 
 const ARROWS: Readonly<Record<string, readonly [number, number]>> = {
@@ -63,11 +64,30 @@ export class GraphKeys {
   /** Of operators that share a box the one that was gone to. */
   #chosen(): number | null {
     const { layout, selected } = this.graph;
-    const box = layout?.boxes[selected];
-    if (layout === null || box === undefined) return null;
-    if (this.#last !== null && layout.boxOfOp[this.#last.op] === selected && box.op !== null) return this.#last.op;
-    return box.op?.ops[0] ?? (box.group.ops.length === 1 ? (box.group.ops[0] ?? null) : null);
+    const last = this.#last?.op;
+    const isThere = last !== undefined && layout?.boxOfOp[last] === selected && layout.boxes[selected]?.op !== null;
+    return isThere ? last : opOfBox(layout, selected);
   }
+
+  /** Where arrow keys lead from the chosen operator; null: none is chosen, and they go from box to box. */
+  ways(): Ways | null {
+    const { layout, store } = this.graph;
+    const [document, op] = [store.drawnDocument.value, this.#chosen()];
+    const found = op === null ? undefined : document?.ops[op];
+    if (layout === null || document === null || op === null || found === undefined) return null;
+    const { producers, consumers } = usesIn(document, layout, op);
+    const last = this.#last?.op === op && this.#last.count > 1 ? this.#last : null;
+    const place = last === null ? null : placeText(document, last);
+    return { name: found.name, producers: producers.length, consumers: consumers.length, place };
+  }
+}
+
+export interface Ways {
+  readonly name: string;
+  readonly producers: number;
+  readonly consumers: number;
+  /** Which of the others it is that ↑ and ↓ go through; null if none were gone among. */
+  readonly place: string | null;
 }
 
 export function toggleSelected(graph: GraphController): void {
@@ -78,7 +98,6 @@ export function toggleSelected(graph: GraphController): void {
 /** The address names an operator; a group that is selected is a state of the page only. */
 export function linkSelection(graph: GraphController): void {
   if (graph.store.stage.value !== null) return; // its operators have other numbers
-  const box = graph.layout?.boxes[graph.selected];
-  const op = box?.op?.ops[0] ?? (box !== undefined && box.group.ops.length === 1 ? box.group.ops[0] : undefined);
-  setQuery({ op: op === undefined ? null : String(op) });
+  const op = opOfBox(graph.layout, graph.selected);
+  setQuery({ op: op === null ? null : String(op) });
 }

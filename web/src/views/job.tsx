@@ -5,12 +5,12 @@ import { useEffect, useMemo } from "preact/hooks";
 import { GraphController } from "../graph/controller";
 import { BUCKETS } from "../graph/group";
 import { Empty, ErrorCard, Link } from "../parts/basics";
+import { later, PanelFrame } from "../parts/later";
 import { jobHref, linkedOp, navigate, route, TABS, type Tab, url } from "../router";
 import { currentGraph, currentJob, currentTimeline } from "../store/current";
 import { JobStore } from "../store/job";
 import { isCommand, isWithoutGraph } from "../store/mode";
 import { TimelineController } from "../timeline/controller";
-import { AdviceView } from "./advice";
 import { CompletenessMark } from "./completeness";
 import { CrashCard } from "./crash";
 import { ConfigView, EventsView } from "./facts";
@@ -22,6 +22,8 @@ import { SidePanel } from "./side";
 import { StepStrip } from "./strip";
 import { SyncView } from "./sync";
 import { TimelineView } from "./timeline";
+
+const AdviceView = later<{ store: JobStore }>(async () => (await import("./advice")).AdviceView, PanelFrame);
 
 /** A tab of the same job, with the steps that were chosen: all views show the same part. */
 function tabHref(jobId: string, tab: Tab): string {

@@ -3,6 +3,7 @@
 import { bytes, compact, integer, metric, millis, nanos, percent, plural, shape } from "../format";
 import type { GraphController } from "../graph/controller";
 import { bucketOf, type Group, type LogicalOp, modulesOf } from "../graph/group";
+import { usesIn } from "../graph/uses";
 import { Head, Link } from "../parts/basics";
 import { Chart } from "../parts/chart";
 import { jobHref, setQuery } from "../router";
@@ -88,6 +89,7 @@ function OperatorFacts({
         <dd>{op.role}</dd>
         <Values name="in" values={op.inputs} />
         <Values name="out" values={op.outputs} />
+        <UsedRows graph={graph} document={document} op={index} />
         <dt>bytes</dt>
         <dd>{op.bytes === 0 ? "–" : bytes(op.bytes)}</dd>
         <Staleness store={graph.store} document={document} ops={ops} />
@@ -106,6 +108,42 @@ function OperatorFacts({
         </dd>
       </dl>
     </div>
+  );
+}
+
+/** The operators that it waits for, and those that wait for it, to go to. */
+function UsedRows({ graph, document, op }: { graph: GraphController; document: GraphDocument; op: number }) {
+  if (graph.layout === null) return null;
+  const { producers, consumers } = usesIn(document, graph.layout, op);
+  return (
+    <>
+      <Used name="waits for" ops={producers} document={document} />
+      <Used name="used by" ops={consumers} document={document} />
+    </>
+  );
+}
+
+function Used({ name, ops, document }: { name: string; ops: readonly number[]; document: GraphDocument }) {
+  if (ops.length === 0) return null;
+  const shown = ops.slice(0, 4);
+  return (
+    <>
+      <dt>{name}</dt>
+      <dd class="used" data-testid={name.replace(" ", "-")}>
+        {shown.map((one) => (
+          <button
+            key={one}
+            type="button"
+            class="linkish"
+            title={document.ops[one]?.module}
+            onClick={() => setQuery({ op: String(one) })}
+          >
+            {document.ops[one]?.name}
+          </button>
+        ))}
+        {ops.length > shown.length && <span class="faint">and {ops.length - shown.length} more</span>}
+      </dd>
+    </>
   );
 }
 

@@ -20,6 +20,7 @@ import {
 } from "../store/history";
 import { isTerminal, type JobStore } from "../store/job";
 import { endOfTrace } from "../timeline/model";
+import { cut } from "./graphaddress";
 
 const MOST_BARS = 240;
 /** Pages of the recording that a finished job's strip begins with, and that a click fetches. */
@@ -79,6 +80,7 @@ export function StepStrip({ store }: { store: JobStore }) {
   return (
     <section class="strip" aria-label="Sampled steps">
       <Bars shown={shown} at={index - first} width={widthOf(shown, chosen)} live={chosen === null} move={moveStep} />
+      <NotHere store={store} />
       <span class="strip-text" data-testid="strip-text">
         {chosen?.range === undefined
           ? `${wordsOf(bars[index], chosen !== null)} · ${integer(index + 1)} of ${plural(bars.length, "sampled step")}`
@@ -103,6 +105,19 @@ export function StepStrip({ store }: { store: JobStore }) {
       )}
       {failure.value !== null && <ErrorCard error={failure.value} retry={() => void load(store)} />}
     </section>
+  );
+}
+
+/** A link may name a step that was not sampled, or that the dashboard has not fetched. */
+function NotHere({ store }: { store: JobStore }) {
+  const text = url.value.searchParams.get("step");
+  const { wanted, chosen, busy } = store.history;
+  if (text === null || chosen.value !== null || busy.value) return null;
+  const what = wanted.value === null ? `“${cut(text)}” is no step` : `step ${rangeText(wanted.value)} is not here`;
+  return (
+    <span class="strip-text muted" role="status" data-testid="strip-note">
+      {what}; the newest is shown:
+    </span>
   );
 }
 
