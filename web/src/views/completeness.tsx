@@ -42,6 +42,7 @@ export function CompletenessMark({ store }: { store: JobStore }) {
 export function CompletenessCard({ store }: { store: JobStore }) {
   const found = store.completeness.found.value;
   if (found === null || found.processes.length === 0) return null;
+  const isLeast = found.processes.some((one) => one.unknown_since !== null);
   return (
     <section aria-labelledby="completeness-title">
       <h3 id="completeness-title" style={{ margin: "8px 0" }}>
@@ -49,7 +50,7 @@ export function CompletenessCard({ store }: { store: JobStore }) {
       </h3>
       <div class="card" style={{ marginBottom: "16px" }} data-testid="completeness">
         {found.rows.map((rows) => (
-          <Equation key={rows.kind} rows={rows} />
+          <Equation key={rows.kind} rows={rows} isLeast={isLeast} />
         ))}
         <Processes found={found} />
       </div>
@@ -57,11 +58,13 @@ export function CompletenessCard({ store }: { store: JobStore }) {
   );
 }
 
-function Equation({ rows }: { rows: CountedRows }) {
+/** `isLeast`: a process made no last report, so more may have been produced. */
+function Equation({ rows, isLeast }: { rows: CountedRows; isLeast: boolean }) {
   const wrong = unexplained(rows);
   const why = terms(rows).filter((term) => term.why !== "");
   return (
     <p class="equation" data-kind={rows.kind}>
+      {isLeast && "at least "}
       <b>{integer(rows.produced)}</b> {nameOf(rows)} produced {wrong === "" ? "=" : "≠"}{" "}
       {terms(rows).map((term, index) => (
         <span key={term.name}>

@@ -4,7 +4,7 @@ import { useEffect } from "preact/hooks";
 import { firm, sentenceAndError } from "../format";
 import { Link, toneOf } from "../parts/basics";
 import { jobHref, navigate, TABS, type Tab } from "../router";
-import { evidenceHref, partsOf, shownFindings } from "../store/diagnosis";
+import { evidenceHref, findingsOf, isCutOff, partsOf, saysWhy, shownFindings } from "../store/diagnosis";
 import { isTerminal, type JobStore } from "../store/job";
 import { nowMs } from "../store/session";
 import type { Finding, Job } from "../types";
@@ -22,14 +22,13 @@ export function Why({ job, store }: { job: Job; store: JobStore }) {
       }),
     [store],
   );
-  const findings = shownFindings(store.diagnosis.findings.value);
+  const findings = shownFindings(findingsOf(job, store.diagnosis.findings.value));
   const [sentence, error] = sentenceAndError(firm(job.why));
-  const saysWhy = job.state !== "RUNNING" || findings.length === 0;
   const diagnosed = (job.state === "RUNNING" || isTerminal(job)) && findings.length > 0;
   if (job.why === "" && !diagnosed) return <span />;
   return (
     <div class={`why tone-${toneIn(job, findings)}`} data-testid="why">
-      {saysWhy && job.why !== "" && (
+      {saysWhy(job, findings) && job.why !== "" && (
         <p title={job.why}>
           {sentence}
           {error !== "" && <code>{error}</code>}
@@ -80,6 +79,7 @@ function Sentence({ job, store, finding }: { job: Job; store: JobStore; finding:
 function toneIn(job: Job, findings: readonly Finding[]): string {
   if (job.state === "SUCCEEDED") return "quiet";
   if (job.state !== "RUNNING") return toneOf(job.state);
+  if (isCutOff(job)) return toneOf("UNREACHABLE");
   const cause = findings[0]?.cause;
   if (cause === undefined || cause === "healthy") return "quiet";
   return cause === "stalled" ? "bad" : "warn";
