@@ -89,6 +89,29 @@ def test_updates_of_groups_agree(dtype: torch.dtype, settings: tuple[float, ...]
     assert not any(torch.equal(own[0], start) for own, start in zip(sides[1], starts, strict=True))
 
 
+@pytest.mark.parametrize("kind", ["sum", "average", "sqrt", "max", "first", "last"])
+@pytest.mark.parametrize("lengths", [[2, 0, 3, 1], [0, 0], [0, 5], [4], []])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+def test_pools_of_sequences_agree(shape: tuple[int, ...], lengths: list[int], kind: str) -> None:
+    random, rows = torch.Generator().manual_seed(len(lengths)), sum(lengths)
+    x = torch.randint(-2, 3, (rows, *shape), generator=random).double()  # with ties between rows
+    given = torch.tensor(lengths, dtype=torch.int64)
+    (wanted, at_wanted), (got, at_got) = (op.sequence_pool(x, given, kind, 7.0) for op in (ours, composed))
+    assert torch.allclose(got, wanted, rtol=1e-14)
+    assert torch.equal(at_got, at_wanted)
+    grad = torch.randn(wanted.shape, generator=random, dtype=torch.float64)
+    back = [op.sequence_pool_backward(grad, at_wanted, given, rows, kind) for op in (ours, composed)]
+    assert torch.allclose(back[1], back[0], rtol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["sequence", "position", "mirror"])
+@pytest.mark.parametrize("lengths", [[2, 0, 3, 1], [0, 0], [[4], [1]], []])
+def test_rows_of_sequences_agree(lengths: list[int], kind: str) -> None:
+    given = torch.tensor(lengths, dtype=torch.int64)
+    rows = int(given.sum())
+    assert torch.equal(composed.sequence_rows(given, rows, kind), ours.sequence_rows(given, rows, kind))
+
+
 @pytest.mark.parametrize("order", ["BHTD", "BTHD", "TBHD"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -32,6 +32,13 @@ void fused_adam_(at::TensorList params, at::TensorList moments1, at::TensorList 
                  at::TensorList grads, const at::Tensor& lr, double beta1, double beta2, double epsilon,
                  double weight_decay, bool epsilon_hat);
 
+// composed_sequences.cpp
+std::tuple<at::Tensor, at::Tensor> sequence_pool(const at::Tensor& x, const at::Tensor& lengths, c10::string_view kind,
+                                                 double pad);
+at::Tensor sequence_pool_backward(const at::Tensor& grad, const at::Tensor& index, const at::Tensor& lengths,
+                                  int64_t rows, c10::string_view kind);
+at::Tensor sequence_rows(const at::Tensor& lengths, int64_t rows, c10::string_view kind);
+
 // composed_attention.cpp
 std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                              double dropout_p, bool is_causal,

@@ -22,6 +22,9 @@ void implement_values(torch::Library& m) {
   m.impl("fused_adam_", composed::fused_adam_);
   m.impl("dropout", composed::dropout);
   m.impl("dropout_backward", composed::dropout_backward);
+  m.impl("sequence_pool", composed::sequence_pool);
+  m.impl("sequence_pool_backward", composed::sequence_pool_backward);
+  m.impl("sequence_rows", composed::sequence_rows);
   m.impl("auc", composed::auc);
   m.impl("accuracy", composed::accuracy);
 }
@@ -83,6 +86,9 @@ TORCH_LIBRARY(penstock_composed, m) {
       "dropout(Tensor x, Tensor rng, float p, bool training, int op_seed, int batch_dim, int rows_per_sample) "
       "-> (Tensor, Tensor)");
   m.def("dropout_backward(Tensor grad, Tensor mask, float p, bool training) -> Tensor");
+  m.def("sequence_pool(Tensor x, Tensor lengths, str kind, float pad_value) -> (Tensor out, Tensor index)");
+  m.def("sequence_pool_backward(Tensor grad, Tensor index, Tensor lengths, SymInt rows, str kind) -> Tensor");
+  m.def("sequence_rows(Tensor lengths, SymInt rows, str kind) -> Tensor");
   m.def("auc(Tensor predict, Tensor label, Tensor(a!) stat_pos, Tensor(b!) stat_neg) -> Tensor");
   m.def("accuracy(Tensor topk_indices, Tensor label) -> (Tensor accuracy, Tensor correct, Tensor total)");
   m.def("all_reduce_(Tensor(a!)[] tensors) -> ()");
