@@ -79,6 +79,22 @@ def test_a_parameter_set_between_steps_is_read_by_the_next_one() -> None:
         core.close()
 
 
+def test_a_parameter_set_before_every_step_is_read_by_each() -> None:
+    network = fit_a_line()
+    sides = []
+    for step_graphs in (False, True):
+        core = core_of(network, scope := started(network.startup), step_graphs=step_graphs)
+        parameter, found = network.main.parameters()[0].name, []
+        try:
+            for step in range(12):
+                scope.set(parameter, torch.full_like(value(scope, parameter), 0.1 * step))
+                found += losses_of(core, network, [network.feed(8, step)])
+        finally:
+            core.close()
+        sides.append(found)
+    assert np.allclose(sides[1], sides[0], rtol=1e-6)
+
+
 def test_feeds_of_the_card_and_of_lists_are_read_in_each_step() -> None:
     network = fit_a_line()
     core = core_of(network, started(network.startup))

@@ -148,6 +148,7 @@ def _has_kernel(name: str, key: str) -> bool:
 
 
 EXCHANGES = frozenset({"all_reduce", "reduce", "broadcast", "gather"})
+_FREE_CAPTURES = 4  # of a plan, whatever changes
 _MAX_TIMES = 1 << 20  # events that wait for a drain; older ones are dropped and counted as lost
 
 
@@ -298,6 +299,17 @@ class StepGraph:
     captures: list[Capture] = field(default_factory=list)
     runs: int = 0
     addresses: tuple[int, int] = (-1, -1)
+    seen: tuple[int, int] = (-1, -1)  # in the run before
+    num_captures: int = 0
+
+    def is_current(self, addresses: tuple[int, int]) -> bool:
+        """Whether what was captured still reads and writes where the plan does."""
+        return self.is_captured and self.addresses == addresses
+
+    def is_worth_capturing(self, addresses: tuple[int, int]) -> bool:
+        """Whether to capture for these: not if they change in every run, as when a script sets a rate before each."""
+        stays, self.seen = self.seen == addresses, addresses
+        return stays or self.num_captures < _FREE_CAPTURES
 
     @property
     def is_captured(self) -> bool:

@@ -92,9 +92,10 @@ class StepGraphs:
         if state.runs == 2:
             self._warm_up(lowered, state, step)
             return True
-        if state.addresses != _addresses(lowered):
+        addresses = _addresses(lowered)
+        if state.is_worth_capturing(addresses) and not state.is_current(addresses):
             self._capture_all(lowered, state, step)
-        if not state.is_captured:
+        if not state.is_current(addresses):
             return False
         capture = state.captures[state.runs % len(state.captures)]
         assert capture.graph is not None
@@ -162,7 +163,7 @@ class StepGraphs:
             warn_once(_log, f"program {self._name!r} runs operator by operator, not as a CUDA graph: {state.reason}")
             torch.cuda.synchronize(self._device)
             return
-        state.addresses = _addresses(lowered)
+        state.addresses, state.num_captures = _addresses(lowered), state.num_captures + 1
 
     def _capture(self, lowered: Lowered, capture: Capture, step: int) -> None:
         graph, side = torch.cuda.CUDAGraph(), self._on_stream()

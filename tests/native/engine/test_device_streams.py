@@ -17,7 +17,7 @@ import pytest
 import torch
 from tests.property.networks import ctr_dnn
 
-from penstock.exec.devices import DeviceStreams, DeviceTrace
+from penstock.exec.devices import Capture, DeviceStreams, DeviceTrace, StepGraph
 from penstock.graph.devices import build_device_graph
 from penstock.graph.passes.exchanges import fuse_broadcasts
 from penstock.graph.ssa import Graph, Mode
@@ -248,6 +248,17 @@ def test_a_plan_with_exchanges_is_not_captured(pretended: PretendedDevices) -> N
     )
     with pytest.raises(ValueError, match="one device without exchanges"):
         streams.plan.capture_on(1, 0, record=1, stream=0)
+
+
+def test_what_changes_in_every_run_is_not_captured_for_ever() -> None:
+    state, captured = StepGraph("", [Capture(None)]), []
+    for run_, revision in enumerate([*range(10), *[9] * 4, *range(20, 24), 23]):
+        addresses = (revision, 0)
+        if state.is_worth_capturing(addresses) and not state.is_current(addresses):
+            captured.append(run_)
+            state.captures[0].graph = object()  # type: ignore[assignment]  # a CUDA graph needs a card
+            state.addresses, state.num_captures = addresses, state.num_captures + 1
+    assert captured == [0, 1, 2, 3, 10, 18]  # then once it stays
 
 
 def test_a_failed_step_restores_streams_and_reports_no_times(pretended: PretendedDevices) -> None:
