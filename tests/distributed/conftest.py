@@ -22,14 +22,17 @@ BOUND_S = 120.0  # for what takes a few seconds on a machine with nothing else t
 class Rank:
     """One trainer."""
 
-    def __init__(self, nursery: Nursery, folder: Path, number: int, arguments: list[str], environ: dict[str, str]):
+    def __init__(
+        self, nursery: Nursery, folder: Path, number: int, arguments: list[str], environ: dict[str, str], *,
+        destructors: bool,
+    ) -> None:  # fmt: skip
         self._nursery, self.number = nursery, number
         self._out, self._errors = folder / f"out{number}", folder / f"err{number}"
         self._left = folder / f"rank{number}.npz"
         told = {**environ, "PADDLE_TRAINER_ID": str(number), "OMP_NUM_THREADS": "1"}
         self.pid = nursery.ask(
             argv=[str(SCRIPT), str(folder), *arguments], environ=told, limits={}, out=str(self._out),
-            errors=str(self._errors),
+            errors=str(self._errors), destructors=destructors,
         )  # fmt: skip
         self._descriptor = os.pidfd_open(self.pid)
         self.status: int | None = None
@@ -86,13 +89,13 @@ Start = Callable[..., list[Rank]]
 def trainers(nursery: Nursery, tmp_path: Path) -> Iterator[Start]:
     """Start trainers: `trainers(2, "--steps", 4)`. `only`: numbers of those that are.
 
-    `own`, `environ_of`: options and variables of one.
+    `own`, `environ_of`: options and variables of one. `destructors`: they end as processes do that nobody forked.
     """
     made: list[Rank] = []
 
     def start(
         count: int, *options: object, only: tuple[int, ...] | None = None, own: dict[int, list[str]] | None = None,
-        environ_of: dict[int, dict[str, str]] | None = None, **environ: str,
+        environ_of: dict[int, dict[str, str]] | None = None, destructors: bool = False, **environ: str,
     ) -> list[Rank]:  # fmt: skip
         folder = tmp_path / str(len(made))
         folder.mkdir()
@@ -100,7 +103,8 @@ def trainers(nursery: Nursery, tmp_path: Path) -> Iterator[Start]:
         ranks = []
         for number in range(count) if only is None else only:
             arguments = [*(str(o) for o in options), *(own or {}).get(number, [])]
-            ranks.append(Rank(nursery, folder, number, arguments, {**told, **(environ_of or {}).get(number, {})}))
+            told_one = {**told, **(environ_of or {}).get(number, {})}
+            ranks.append(Rank(nursery, folder, number, arguments, told_one, destructors=destructors))
         made.extend(ranks)
         return ranks
 

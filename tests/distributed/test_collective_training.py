@@ -63,5 +63,5 @@ def test_large_gradients_are_summed_in_the_executors_memory(trainers: Start) -> 
 @pytest.mark.parametrize(("count", "options"), [(2, ["--rings", "2"]), (4, ["--inter", "2", "--dense"])], ids=str)
 def test_groups_have_ended_before_the_interpreter_ends(trainers: Start, count: int, options: list[str]) -> None:
     """A worker of Gloo that takes the interpreter's lock later aborts the process."""
-    ranks = trainers(count, "--count-workers", *options, PENSTOCK_COLLECTIVE_TRANSPORT="gloo")
+    ranks = trainers(count, "--count-workers", *options, destructors=True, PENSTOCK_COLLECTIVE_TRANSPORT="gloo")
     assert [(rank.end(), rank.said("Gloo workers")) for rank in ranks] == [(0, 0)] * count

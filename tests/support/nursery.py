@@ -2,7 +2,9 @@
 
 `python -m tests.support.nursery` serves: one JSON line in, one out. {"argv": [script, …], ["-m", module, …] or
 ["-c", code, …], "environ": {…}, "cwd": path or null, "out": path, "errors": path, "limits": {name: bytes}} starts a
-process, and gives its pid; an environment variable that is null is taken away. {"reap": pid} waits for its end, and
+process, and gives its pid; an environment variable that is null is taken away. With "destructors": true the process
+ends as any other does; else it ends once its interpreter has, without the destructors of torch's libraries, which take
+longer than all else in most. {"reap": pid} waits for its end, and
 gives how it ended; {"children": true} gives the processes that are there, orphans included (this one is a subreaper).
 It has no threads and has computed nothing when it forks, so a script finds what it would have imported itself. When its
 input ends, or it is killed, everybody that it started is killed.
@@ -169,6 +171,8 @@ def main() -> list[str]:
             pid = os.fork()
             if not pid:
                 assert libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL) == 0
+                if not request.get("destructors"):  # what is registered last comes first, and gets the exit status
+                    assert libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None) == 0
                 become(request)
                 return list(request["argv"])
             answer: Any = pid
