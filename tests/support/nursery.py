@@ -28,6 +28,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.imports import importing
+
 ROOT = Path(__file__).parents[2]
 BOUND_S = 120.0  # for what takes a few seconds on a machine with nothing else to do
 Environ = Mapping[str, str | None]
@@ -156,8 +158,9 @@ def said(processes: Sequence[Forked]) -> str:
 
 def main() -> list[str]:
     """Serve requests; return in each forked process, with what it is to run."""
-    for name in _WARM:
-        importlib.import_module(name)
+    with importing():
+        for name in _WARM:
+            importlib.import_module(name)
     early = importlib.import_module("penstock.ps.settings")._started_ns.cache_info().currsize
     assert not early, "all processes would have the same default epoch"
     gc.collect()
