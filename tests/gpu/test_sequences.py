@@ -46,3 +46,20 @@ def test_a_pool_over_clicks_trains_as_on_cpu(kind: str) -> None:
         finally:
             core.close()
     assert np.allclose(sides[1], sides[0], rtol=1e-4)
+
+
+def test_rows_of_another_number_in_each_step_are_those_that_were_fed() -> None:
+    main, startup = Program(seed=3), Program(seed=3)
+    with fluid.program_guard(main, startup):
+        ids = fluid.layers.data("ids", [1], dtype="int64", lod_level=1)
+        found = fluid.layers.fc(fluid.layers.embedding(ids, [50, 6]), 2)
+    start, sides = started(startup), []
+    for devices in ((), (torch.device("cuda", 0),)):
+        core = DataParallel(main, ReplicaMemory(copy_of(start), devices), mode="all_reduce", num_replicas=1)
+        try:
+            feeds = [{name: value for name, value in feed(step).items() if name != "label"} for step in range(6)]
+            sides.append([core.run(given, [found.name])[0][0].clone() for given in feeds])
+        finally:
+            core.close()
+    for wanted, got in zip(*sides, strict=True):
+        assert torch.allclose(got, wanted, rtol=1e-4, atol=1e-6)

@@ -73,6 +73,7 @@ class _Bus:
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: no types
         self._landing = [torch.empty(num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
         self._arrived, self._left = _events(), _events()
+        self._stream.wait_stream(torch.cuda.current_stream(device))  # who had that memory before may still use it
 
     def wait(self, turn: int) -> None:
         """Wait until the copy before last has read the locked memory."""
@@ -99,7 +100,7 @@ class CardFeeds:
 
     def __init__(self, slots: Sequence[Sequence[int]], devices: Sequence[torch.device], *, vary: bool) -> None:
         self._slots = [sorted(own) for own in slots]
-        self._devices, self._vary = devices, vary
+        self._devices, self.vary = devices, vary
         self._blocks: list[FeedBlock | None] = [None] * len(slots)
         self.num_blocks = 0  # made so far: another block is at another address
 
@@ -108,7 +109,7 @@ class CardFeeds:
         for replica, slots in enumerate(self._slots):
             found = [(slot, tensor) for slot in slots if (tensor := plan.get(slot)) is not None]
             tensors, device = [tensor for _, tensor in found], self._devices[replica]
-            if self._vary:
+            if self.vary:
                 sent = [_sent(tensor, device) for tensor in tensors]
             else:
                 sent = self._block(replica, tensors).send(tensors) if tensors else []

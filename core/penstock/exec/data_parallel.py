@@ -7,9 +7,12 @@ error becomes an OperatorError that names the operator, its operands' shapes and
 
 from __future__ import annotations
 
+import atexit
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +21,7 @@ import torch
 from penstock import telemetry
 from penstock.errors import FetchError, PenstockError, Unavailable
 from penstock.exec import devices, diagnostics
-from penstock.exec.devices import DeviceTrace, on_gpus
+from penstock.exec.devices import DeviceTrace, on_default_streams, on_gpus
 from penstock.exec.diagnostics import blamed, explained, operand_of
 from penstock.exec.fed import Feeds
 from penstock.exec.feeding import check_guards, merge, resolved_seed, takes_from_reader
@@ -105,6 +108,8 @@ class DataParallel:
         captures = step_graphs and on_gpus(memory.devices) and num_replicas == 1 and trainers is None
         self._trace = self._times if self._watch.is_watched else None
         self._step_graphs = StepGraphs(memory.devices[0], name, self._trace) if captures else None
+        if self._trace is not None:
+            atexit.register(_report_last, weakref.ref(self))  # before the session's own, which was registered earlier
         self.last_step = -1
         self._revision = -1
         self._idle: Lowered | None = None
@@ -143,13 +148,14 @@ class DataParallel:
         first = 0 if self._together is None else self._together.announce(lowered, rows)
         if lowered.random_states:
             set_random_states(lowered, resolved_seed(self.program), step, rows, first)
-        if lowered.card_feeds is not None:
-            lowered.card_feeds.send(lowered.plan)
         self._shown.show(lowered, self.program, rows, step)
-        self._execute(lowered, step, schedule_seed)
-        if self._together is not None:
-            self._together.done(lowered)
-        fetched = [self._fetch(lowered, name, slots) for name, slots in lowered.fetches]
+        with on_default_streams(self.memory.devices):
+            if lowered.card_feeds is not None:
+                lowered.card_feeds.send(lowered.plan)
+            self._execute(lowered, step, schedule_seed)
+            if self._together is not None:
+                self._together.done(lowered)
+            fetched = [self._fetch(lowered, name, slots) for name, slots in lowered.fetches]
         for slot in lowered.passing:  # Python owns these now: the next step need not ask for its lock to replace them
             lowered.plan.clear(slot)
         self.temporaries.after(lowered, self._plans.values(), fetches=bool(names))
@@ -181,6 +187,7 @@ class DataParallel:
         self._row_symbols = frozenset(row_symbols(self.program))
         self._row_guards = [g for g in self.program.guards if g.symbols() & self._row_symbols]
         self._graphs.clear()
+        self._harvest(waits=True)
         self._plans.clear()
         self._idle = None
         self._shown.forget()
@@ -320,6 +327,7 @@ class DataParallel:
         if found is None:
             found = self._plans[key] = self._lowered(bindings, rows, fetches)
             if len(self._plans) > _MAX_PLANS:
+                self._harvest(waits=True)
                 self._plans.popitem(last=False)
             return found
         self._plans.move_to_end(key)
@@ -364,17 +372,26 @@ class DataParallel:
 
     def drop_plans(self) -> None:
         """Release the plans and what their slots hold."""
+        self._harvest(waits=True)
         self._plans.clear()
         self.temporaries.drop()
 
     def close(self) -> None:
         """Stop the threads and release the plans."""
-        self._harvest(waits=True)
-        self._watch.close()
-        self.drop_plans()
-        if self._step_graphs is not None:
-            self._step_graphs.close()
-        self.engine.close()
+        with ExitStack() as stack:  # all of it, also if the cards have failed
+            stack.callback(self.engine.close)
+            if self._step_graphs is not None:
+                stack.callback(self._step_graphs.close)
+            stack.callback(self.drop_plans)
+            stack.callback(self._watch.close)
+            self._harvest(waits=True)
+
+
+def _report_last(executor: weakref.ref[DataParallel]) -> None:
+    """Report the last steps of a script that ends without closing its executor."""
+    core = executor()
+    if core is not None:
+        core._harvest(waits=True)
 
 
 def run_fed(

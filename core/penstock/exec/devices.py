@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -200,8 +201,9 @@ class DeviceStreams:
 
     def harvest(self, *, waits: bool = True) -> None:
         """Give the trace the times of the last step, once it has ended: then, or if it `waits` for that."""
-        if self._trace is not None and self._step >= 0 and (waits or self.plan.ended()):
-            self._trace.add(self.events())
+        step = self._step
+        if self._trace is not None and step >= 0 and (waits or self.plan.ended()):
+            self._trace.add(self.events(), step)
 
     def events(self) -> dict[str, Any] | None:
         """Return the last step's events by the devices' clocks, as `Engine.drain` has them. Waits.
@@ -210,8 +212,8 @@ class DeviceStreams:
         """
         if self._step < 0 or not self._timed:
             return None
-        times = np.array(self.plan.times(), dtype=np.float64).reshape(-1, 2) * 1e6
         step, self._step = self._step, -1
+        times = np.array(self.plan.times(), dtype=np.float64).reshape(-1, 2) * 1e6
         return {
             "start_ns": self._began_ns + times[:, 0].astype(np.int64),
             "duration_ns": np.maximum(times[:, 1], 0).astype(np.uint32),
@@ -239,14 +241,14 @@ class DeviceTrace:
         """Note that a step's events will be added."""
         self._expected.add(step)
 
-    def add(self, events: dict[str, Any] | None) -> None:
+    def add(self, events: dict[str, Any] | None, step: int) -> None:
         """Keep a step's events for the next drain, and report it if it waited for them."""
         if events is None:
             return
         self._waiting.append(events)
         while sum(len(e["op"]) for e in self._waiting) > _MAX_TIMES:
             self._lost += len(self._waiting.pop(0)["op"])
-        self._expected.discard(int(events["step"][0]) if len(events["step"]) else -1)
+        self._expected.discard(step)
         self._report()
 
     def report(self, step: int, report: Callable[[], None]) -> None:
@@ -291,22 +293,24 @@ class Capture:
 class StepGraph:
     """Whether the steps of one plan are replays of CUDA graphs. `reason`: why it is not captured.
 
-    `addresses`: what those of its tensors follow from, as they were captured.
+    `addresses`: of its tensors, as they were captured.
     `captures`: one, or of a watched process two that take turns: the times of one are read while the other runs.
     """
 
     reason: str
     captures: list[Capture] = field(default_factory=list)
     runs: int = 0
-    addresses: tuple[int, int] = (-1, -1)
-    seen: tuple[int, int] = (-1, -1)  # in the run before
+    addresses: tuple[int, ...] = ()
+    seen: tuple[int, ...] = ()  # in the run before
+    revision: int = -1  # of the scope, at which `persistables` were looked up
+    persistables: tuple[int, ...] = ()
     num_captures: int = 0
 
-    def is_current(self, addresses: tuple[int, int]) -> bool:
+    def is_current(self, addresses: tuple[int, ...]) -> bool:
         """Whether what was captured still reads and writes where the plan does."""
         return self.is_captured and self.addresses == addresses
 
-    def is_worth_capturing(self, addresses: tuple[int, int]) -> bool:
+    def is_worth_capturing(self, addresses: tuple[int, ...]) -> bool:
         """Whether to capture for these: not if they change in every run, as when a script sets a rate before each."""
         stays, self.seen = self.seen == addresses, addresses
         return stays or self.num_captures < _FREE_CAPTURES
@@ -325,6 +329,19 @@ class StepGraph:
 def streams_for(graph: Graph, devices: Devices, trace: DeviceTrace | None) -> DeviceStreams | None:
     """Return the streams of a plan on GPUs, None elsewhere. `trace`: gets the times; without it none are recorded."""
     return DeviceStreams(graph, devices, timed=trace is not None, trace=trace) if on_gpus(devices) else None
+
+
+@contextmanager
+def on_default_streams(devices: Devices) -> Iterator[None]:
+    """Run a block on the cards' default streams: after what the caller's hold, and before what they get next."""
+    with ExitStack() as stack:
+        for device in dict.fromkeys(devices) if on_gpus(devices) else ():
+            current, default = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
+            if current != default:
+                default.wait_stream(current)
+                stack.callback(current.wait_stream, default)
+                stack.enter_context(torch.cuda.stream(default))
+        yield
 
 
 def devices_of(places: Sequence[CUDAPlace]) -> Devices:

@@ -271,13 +271,21 @@ def _random_states(lowered: Lowered) -> None:
 def _feed_cards(lowered: Lowered, program: Program) -> None:
     """Have feeds brought to the cards, and random states too, if only dropout reads them and has a kernel there."""
     keys = {f"{RNG}#{replica}" for replica in range(lowered.graph.active)}
-    readers = {h.op.type for h in lowered.graph.handles if keys.intersection(h.reads())}
-    if lowered.random_states and readers == {"penstock.dropout.default"} and has_card_dropout():
+    readers = [h for h in lowered.graph.handles if keys.intersection(h.reads())]
+    takes_card = all(h.op.type == "penstock.dropout.default" and not _is_double(program, lowered, h) for h in readers)
+    if lowered.random_states and takes_card and has_card_dropout():
         lowered.random_slots = tuple(lowered.slots[f"{RNG}#{r}"] for r in range(lowered.graph.active))
     slots = [
         [*own.values(), *lowered.random_slots[replica : replica + 1]] for replica, own in enumerate(lowered.feed_slots)
     ]
     lowered.card_feeds = CardFeeds(slots, lowered.devices, vary=any(row_symbols(program)))
+
+
+def _is_double(program: Program, lowered: Lowered, handle: OpHandle) -> bool:
+    """Whether an operator's first operand is float64, for which Triton's numbers are too short."""
+    first = handle.op.args[0]
+    described = program.variables.get(lowered.graph.variables[first.name].name) if isinstance(first, Ref) else None
+    return described is None or described.dtype == "float64"
 
 
 def set_random_states(lowered: Lowered, seed: int, step: int, rows: Sequence[int], first: int = 0) -> None:

@@ -12,15 +12,17 @@ the card). `StepGraph.reason` says why. Of a watched process the graph has an ev
 telemetry sees when it ran in every replay (`DevicePlan::capture_on`).
 
 Invariant: what a plan reads and writes has the same addresses in every run: feeds (`card_feeds.py`), persistables
-(until the scope is written from outside: then the plan is captured again), and fetched tensors, which the graph owns.
+(until the scope's are replaced: then the plan is captured again), and fetched tensors, which the graph owns.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from penstock.exec.lowering import Lowered
 from penstock.graph.ssa import Graph
 from penstock.logger import warn_once
 from penstock.native.engine import Engine
+from penstock.program.kernels import CAPTURED, resolve
 
 _log = logging.getLogger(__name__)
 
@@ -46,11 +49,16 @@ CAPTURED_OPERATORS = frozenset(
 """Penstock's operators that launch the same kernels in every step. Others look at values, or call Python."""
 
 
+_WAITS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+_capturing = threading.Lock()
+"""Held while a plan is captured: of a process torch captures one at a time."""
+
+
 def obstacle(lowered: Lowered) -> str:
     """Return why the steps of a plan cannot be captured, as far as the plan says; '' if nothing speaks against it."""
     if len(lowered.random_states) > len(lowered.random_slots):
         return "it draws random numbers, whose state is read as the step is launched"
-    if lowered.varying:
+    if lowered.varying or (lowered.card_feeds is not None and lowered.card_feeds.vary):
         return "its sizes differ from step to step"
     if lowered.made_persistables:
         return f"it makes the persistable variable {lowered.made_persistables[0][0]!r} anew"
@@ -63,6 +71,8 @@ def _obstacle_in(graph: Graph) -> str:
             return f"the operator {handle.op.name!r} exchanges with others ({handle.kind})"
         if handle.op.type.startswith("penstock.") and handle.op.type not in CAPTURED_OPERATORS:
             return f"the operator {handle.op.name!r} ({handle.op.type}) may look at values"
+        if handle.op.type != CAPTURED and _WAITS.intersection(resolve(handle.op).tags):
+            return f"the operator {handle.op.name!r} ({handle.op.type}) waits for the card"
     return ""
 
 
@@ -92,18 +102,31 @@ class StepGraphs:
         if state.runs == 2:
             self._warm_up(lowered, state, step)
             return True
-        addresses = _addresses(lowered)
+        addresses = _addresses(lowered, state)
         if state.is_worth_capturing(addresses) and not state.is_current(addresses):
-            self._capture_all(lowered, state, step)
+            self._capture_all(lowered, state, addresses, step)
         if not state.is_current(addresses):
             return False
         capture = state.captures[state.runs % len(state.captures)]
         assert capture.graph is not None
         with torch.cuda.device(self._device):
-            capture.run(step, capture.graph.replay)
+            if capture.streams is None:
+                capture.graph.replay()
+            else:
+                capture.streams.run(step, partial(self._beside, capture.graph.replay))
         for slot, tensor in capture.outputs:
             lowered.plan.set(slot, tensor)
         return True
+
+    def _beside(self, launch: Callable[[], None]) -> None:
+        """Launch on the stream that captures, in the order of the one that computes."""
+        side, main = self._on_stream(), torch.cuda.current_stream(self._device)
+        side.wait_stream(main)
+        try:
+            with torch.cuda.stream(side):
+                launch()
+        finally:
+            main.wait_stream(side)
 
     def close(self) -> None:
         """Release the thread; the plans release their graphs."""
@@ -123,13 +146,11 @@ class StepGraphs:
 
     def _warm_up(self, lowered: Lowered, state: StepGraph, step: int) -> None:
         """Run a step on the stream that captures."""
-        side, main = self._on_stream(), torch.cuda.current_stream(self._device)
         state.captures = [Capture(self._timed_streams(lowered)) for _ in range(1 if self._trace is None else 2)]
-        with self._redirected(lowered, state.captures[0]):
-            side.wait_stream(main)
-            with torch.cuda.stream(side):
-                state.captures[0].run(step, lambda: self._engine.run(lowered.plan, step))
-            main.wait_stream(side)
+        try:
+            with self._redirected(lowered, state.captures[0]):
+                state.captures[0].run(step, lambda: self._beside(lambda: self._engine.run(lowered.plan, step)))
+        finally:
             torch.cuda.synchronize(self._device)  # what the stream has allocated may be freed by another one now
 
     def _timed_streams(self, lowered: Lowered) -> DeviceStreams | None:
@@ -148,22 +169,26 @@ class StepGraphs:
         finally:
             lowered.plan.use_devices(None if lowered.streams is None else lowered.streams.plan)
 
-    def _capture_all(self, lowered: Lowered, state: StepGraph, step: int) -> None:
+    def _capture_all(self, lowered: Lowered, state: StepGraph, addresses: tuple[int, ...], step: int) -> None:
         """Capture the plan, or note why that is not possible. Executes nothing."""
         for capture in state.captures:
             capture.graph, capture.outputs = None, []
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        current = torch.cuda.current_stream(self._device)
         try:
-            for capture in state.captures:
-                self._capture(lowered, capture, step)
+            with _capturing:
+                for capture in state.captures:
+                    self._capture(lowered, capture, step)
         except (PenstockError, RuntimeError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            torch.cuda.set_stream(current)  # a refused capture leaves torch on its own
+            self._pool = None
+            first = (str(error.__context__ or error).strip().splitlines() or [type(error).__name__])[0]
             state.reason, state.captures = f"CUDA does not capture it: {first}", []
             warn_once(_log, f"program {self._name!r} runs operator by operator, not as a CUDA graph: {state.reason}")
             torch.cuda.synchronize(self._device)
             return
-        state.addresses, state.num_captures = _addresses(lowered), state.num_captures + 1
+        state.addresses, state.num_captures = addresses, state.num_captures + 1
 
     def _capture(self, lowered: Lowered, capture: Capture, step: int) -> None:
         graph, side = torch.cuda.CUDAGraph(), self._on_stream()
@@ -191,6 +216,11 @@ def _record() -> int:
     return 0
 
 
-def _addresses(lowered: Lowered) -> tuple[int, int]:
-    """What says whether persistables and feeds still lie where they lay: the scope's revision, the blocks of feeds."""
-    return lowered.bound_revision, 0 if lowered.card_feeds is None else lowered.card_feeds.num_blocks
+def _addresses(lowered: Lowered, state: StepGraph) -> tuple[int, ...]:
+    """Return where feeds and persistables of a plan lie: the number of the feeds' block, then an address for each."""
+    if state.revision != lowered.bound_revision:
+        state.revision = lowered.bound_revision
+        variables = lowered.graph.variables.items()
+        found = (lowered.plan.get(lowered.slots[key]) for key, variable in variables if variable.persistable)
+        state.persistables = tuple(tensor.data_ptr() for tensor in found if tensor is not None)
+    return 0 if lowered.card_feeds is None else lowered.card_feeds.num_blocks, *state.persistables

@@ -50,9 +50,10 @@ def _launch(
 
         grid = (-(-x.numel() // _BLOCK),)
         threshold = round(p * 2**32)
-        dropout[grid](
-            x, rng, out, mask, x.numel(), batch, inner, outer, per_row, op_seed, threshold, scale, block=_BLOCK
-        )
+        with torch.cuda.device(x.device):
+            dropout[grid](
+                x, rng, out, mask, x.numel(), batch, inner, outer, per_row, op_seed, threshold, scale, block=_BLOCK
+            )
     return out, mask
 
 

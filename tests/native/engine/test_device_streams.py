@@ -174,8 +174,8 @@ def test_the_trace_gives_a_steps_events_once(pretended: PretendedDevices) -> Non
     engine = Engine(1, max_running=1, intra_op_threads=1)
     try:
         trace = DeviceTrace(engine)
-        trace.add(streams.events())
-        trace.add(streams.events())
+        trace.add(streams.events(), 7)
+        trace.add(streams.events(), 7)
         drained = trace.drain()
         assert drained["op"].tolist() == [h.index for h in graph.handles]
         assert set(drained["step"].tolist()) == {7}
@@ -197,7 +197,7 @@ def test_a_step_is_reported_when_its_events_are_there(pretended: PretendedDevice
         trace.report(4, lambda: told.append(4))
         trace.report(5, lambda: told.append(5))  # one without times: it comes after those before
         assert told == []
-        trace.add({**events, "step": np.full(len(events["op"]), 4)})
+        trace.add({**events, "step": np.full(len(events["op"]), 4)}, 4)
         assert told == [4, 5]
         trace.report(6, lambda: told.append(6))
         assert told == [4, 5, 6]

@@ -136,7 +136,7 @@ void DevicePlan::abandon() {
 
 bool DevicePlan::ended() const {
   if (!ran_ || !timed_ || nodes_.empty()) return ran_;
-  if (capture_ == Capture::kDone) return order_.empty() || guard_.queryEvent(nodes_[order_.back()].stop);
+  if (capture_ == Capture::kDone) return guard_.queryEvent(step_marks_[compute_[0]].event);
   return std::all_of(nodes_.begin(), nodes_.end(), [&](const Node& node) { return guard_.queryEvent(node.stop); });
 }
 
@@ -145,7 +145,8 @@ std::vector<DevicePlan::Time> DevicePlan::times() {
   if (capture_ == Capture::kDone && timed_ && ran_ && !order_.empty()) {
     const std::size_t stream = compute_[0];
     const c10::DeviceIndex device = streams_[stream].device_index();
-    guard_.synchronizeEvent(nodes_[order_.back()].stop);
+    guard_.synchronizeEvent(
+        step_marks_[compute_[0]].event);  // behind the replay; what is within it may be a former one's
     found.resize(nodes_.size());
     double before = guard_.elapsedTime(base_[stream], first_, device);  // a call into the runtime each
     for (const std::uint32_t i : order_) {

@@ -66,7 +66,8 @@ class DevicePlan {
     void* stream = nullptr;
   };
 
-  // Run every instruction on `stream` from now on: as usual, or between the next two calls under a capture.
+  // Run every instruction on `stream` from now on: as usual, or between the next two calls under a capture, whose
+  // replays are launched there too.
   // std::invalid_argument unless the plan has one device and no exchanges.
   void capture_on(c10::Stream stream, Runtime runtime);
   // The next run is captured; `end_capture` says that it was: runs are replays from then on, and times() theirs.
