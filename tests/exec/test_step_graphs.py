@@ -56,7 +56,7 @@ def test_training_steps_have_no_obstacle_but_dropouts_state() -> None:
         core.close()
 
 
-def test_rows_that_differ_from_step_to_step_are_an_obstacle() -> None:
+def test_rows_that_differ_between_steps_are_an_obstacle() -> None:
     def build() -> tuple[Any, dict[str, Any]]:
         ids = L.data("ids", [1], dtype="int64", lod_level=1)
         return L.fc(L.embedding(ids, [9, 2]), 2), {
@@ -69,7 +69,7 @@ def test_rows_that_differ_from_step_to_step_are_an_obstacle() -> None:
     assert "sizes differ" in obstacle(plan)
 
 
-def test_an_operator_that_looks_at_values_is_an_obstacle() -> None:
+def test_an_operator_that_looks_at_values_is_one_too() -> None:
     def build() -> tuple[Any, dict[str, Any]]:
         ids = L.data("ids", [3], dtype="int64")
         return L.hash(ids, 100), {"ids": np.ones((4, 3), "int64")}

@@ -48,7 +48,7 @@ def test_a_pool_over_clicks_trains_as_on_cpu(kind: str) -> None:
     assert np.allclose(sides[1], sides[0], rtol=1e-4)
 
 
-def test_rows_of_another_number_in_each_step_are_those_that_were_fed() -> None:
+def test_other_rows_in_each_step_are_those_that_were_fed() -> None:
     main, startup = Program(seed=3), Program(seed=3)
     with fluid.program_guard(main, startup):
         ids = fluid.layers.data("ids", [1], dtype="int64", lod_level=1)
