@@ -14,7 +14,8 @@ import penstock as fluid
 from penstock.errors import SpecError
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.memory import ReplicaMemory
-from penstock.exec.pass_choice import refuse_on_gpus, warn_of_fields_without_effect
+from penstock.exec.pass_choice import refuse_on_gpus, settled, warn_of_fields_without_effect
+from penstock.graph.passes import PassChoice
 from penstock.program.program import Program
 from penstock.scope import Scope
 
@@ -159,14 +160,20 @@ def test_an_optimizer_that_no_rule_fuses_is_warned_of(warnings: Callable[[], lis
 
 def test_what_devices_switch_off_is_named(warnings: Callable[[], list[str]]) -> None:
     program = Program(seed=1)
-    build = strategy(fuse_all_optimizer_ops=True, fuse_elewise_add_act_ops=True)
+    build = strategy(memory_optimize=True, fuse_elewise_add_act_ops=True)
     memory = ReplicaMemory(Scope(), (torch.device("cpu"),) * 2)
     core = DataParallel(program, memory, mode="all_reduce", num_replicas=2)
     warn_of_fields_without_effect(build, program, core.mode, memory.devices)
     core.close()
     assert [line.split()[0] for line in warnings()] == [
-        "BuildStrategy.fuse_all_optimizer_ops", "BuildStrategy.fuse_elewise_add_act_ops",
+        "BuildStrategy.fuse_elewise_add_act_ops", "BuildStrategy.memory_optimize",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("num_cards", "asked", "fused"), [(1, False, True), (2, False, False), (2, True, True)])
+def test_updates_are_fused_on_one_card_and_where_asked_for(num_cards: int, asked: bool, fused: bool) -> None:
+    cards = tuple(torch.device("cuda", card) for card in range(num_cards))
+    assert settled(PassChoice(fuse_optimizer=asked), devices=cards, at_once=1, intra_op=1).fuse_optimizer == fused
 
 
 def test_batch_norm_over_several_gpus_is_refused_by_field_name() -> None:

@@ -281,13 +281,6 @@ class Capture:
     graph: torch.cuda.CUDAGraph | None = None
     outputs: list[tuple[int, torch.Tensor]] = field(default_factory=list)
 
-    def run(self, step: int, launch: Callable[[], None]) -> None:
-        """Launch a step, within what its times are counted from."""
-        if self.streams is None:
-            launch()
-        else:
-            self.streams.run(step, launch)
-
 
 @dataclass(slots=True)
 class StepGraph:

@@ -1,9 +1,9 @@
 """Steps on one GPU as CUDA graphs: a plan whose steps differ in their feeds alone is captured, and then replayed.
 
 Launching an operator costs several microseconds of the processor, and most kernels of a small model run for less. A
-replay launches all of them at once. A plan's first run launches operator by operator; the second does so on the stream
-and by the thread that will capture, so that the libraries have there what they allocate at their first call; the third
-captures and replays. Nothing runs twice: what is captured is not executed.
+replay launches all of them at once. A plan's first run launches operator by operator; the second does so by the thread
+that will capture, so that the libraries have there what they make at their first call; the third captures and replays.
+Nothing runs twice: what is captured is not executed.
 
 What cannot be captured runs operator by operator, as before: a step that draws random numbers with a state that is read
 as it is launched (all but dropout's), whose sizes or rows differ within a plan, that makes persistable tensors anew,
@@ -145,13 +145,14 @@ class StepGraphs:
         return self._stream
 
     def _warm_up(self, lowered: Lowered, state: StepGraph, step: int) -> None:
-        """Run a step on the stream that captures."""
+        """Run a step by the thread that captures, on the default stream.
+
+        Not on the one that captures: what cuBLAS allocates for a stream at its first call has to come from the graph's
+        memory. torch.compile frees the workspaces of all streams (`_cuda_clearCublasWorkspaces`).
+        """
+        assert lowered.streams is not None
         state.captures = [Capture(self._timed_streams(lowered)) for _ in range(1 if self._trace is None else 2)]
-        try:
-            with self._redirected(lowered, state.captures[0]):
-                state.captures[0].run(step, lambda: self._beside(lambda: self._engine.run(lowered.plan, step)))
-        finally:
-            torch.cuda.synchronize(self._device)  # what the stream has allocated may be freed by another one now
+        lowered.streams.run(step, lambda: self._engine.run(lowered.plan, step))
 
     def _timed_streams(self, lowered: Lowered) -> DeviceStreams | None:
         if self._trace is None:
