@@ -132,8 +132,8 @@ def test_the_guard_loads_the_standard_library_only() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     of_process = [f"penstock.process.{part}" for part in ("cell", "hiding", "private", "proc", "signals")]
     of_protocol = ["penstock.protocol", "penstock.protocol.preemption"]
-    library = ["penstock", "penstock.logger", "penstock.openmp", "penstock.process", *of_process, *of_protocol]
-    library.append("penstock.version")
+    library = ["penstock", *(f"penstock.{part}" for part in ("imports", "logger", "openmp", "process"))]
+    library += [*of_process, *of_protocol, "penstock.version"]
     worker = ["penstock_worker", *(f"penstock_worker.{part}" for part in ("accounts", "guard", "lease", "notices"))]
     assert result.stdout.split() == [*library, *worker]
 

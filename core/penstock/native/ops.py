@@ -203,6 +203,15 @@ def _normalised_gradients(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, 
     return _normalised(x)
 
 
+def _attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return query.new_empty([*query.shape[:-1], value.shape[-1]]), query.new_empty(query.shape[:-1])
+
+
+def _attention_gradients(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    sizes = [part.transpose(1, 2).shape for part in (query, key, value)]
+    return tuple(grad.new_empty(size).transpose(1, 2) for size in sizes)  # they lie with their positions first
+
+
 _FAKE_KERNELS: dict[str, Callable[..., Any]] = {
     "lookup_table": _lookup_table,
     "sparse_sgd_": _sparse_sgd,
@@ -230,6 +239,8 @@ _FAKE_KERNELS: dict[str, Callable[..., Any]] = {
     "sync_batch_norm": _normalised,
     "batch_norm_grad_stats": _gradient_sums,
     "sync_batch_norm_backward": _normalised_gradients,
+    "attention": _attention,
+    "attention_backward": _attention_gradients,
 }
 for _name, _kernel in _FAKE_KERNELS.items():
     torch.library.register_fake(f"penstock::{_name}", _kernel)

@@ -67,6 +67,15 @@ def _tables() -> list[Tensor]:
     return [_table(), _table(4)]
 
 
+def _heads() -> Tensor:
+    return torch.randn(2, 3, 5, 4)
+
+
+def _attended() -> list[Tensor]:
+    """Query, key and value."""
+    return [_heads(), _heads(), _heads()]
+
+
 def _positive() -> list[Tensor]:
     return [torch.rand(6, 3), torch.rand(4)]
 
@@ -210,6 +219,8 @@ CASES = [
     Case("fused_sparse_adagrad_", lambda: [_wide(), [torch.rand(6, 3), torch.rand(4, 2)], *_pieces(), _rate(), 1e-8]),
     Case("fused_broadcast_", lambda: [_tables(), _tables()]),
     Case("gather_rows", lambda: [[_table(), _table(2, 3)], 1]),
+    Case("attention", lambda: [*_attended(), 0.0, True, None, None]),
+    Case("attention_backward", lambda: [_heads(), *_attended(), *_OPS.attention(*_attended()), 0.0, False, None, 0.3]),
     Case("sequence_pool", lambda: [_table(), torch.tensor([2, 0, 4]), "sqrt", 0.5]),
     Case("sequence_pool", lambda: [_table(), torch.tensor([[2], [0], [4]]), "max", 0.5]),
     Case("sequence_pool_backward", lambda: [_table(3, 2), torch.empty(0).long(), _sequences(), 6, "average"]),

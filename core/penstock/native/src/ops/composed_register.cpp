@@ -37,27 +37,29 @@ TORCH_LIBRARY_FRAGMENT(penstock, m) {
   m.def("fused_broadcast_(Tensor(a!)[] destinations, Tensor[] sources) -> ()");
   m.def("gather_rows(Tensor[] parts, int owner) -> Tensor");
   m.def(
-      "attention(Tensor query, Tensor key, Tensor value, float dropout_p=0., bool is_causal=False, *, "
+      "attention(Tensor query, Tensor key, Tensor value, float dropout_p=0., bool is_causal=False, "
       "Tensor? attn_mask=None, float? scale=None) -> (Tensor output, Tensor logsumexp)");
   m.def(
       "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
-      "float dropout_p, bool is_causal, *, Tensor? attn_mask=None, float? scale=None) "
+      "float dropout_p, bool is_causal, Tensor? attn_mask=None, float? scale=None) "
       "-> (Tensor grad_query, Tensor grad_key, Tensor grad_value)");
 }
 
 TORCH_LIBRARY_IMPL(penstock, CompositeExplicitAutograd, m) {
   m.impl("gather_rows", composed::gather_rows);
-  m.impl("attention", composed::attention);
-  m.impl("attention_backward", composed::attention_backward);
 }
 
 TORCH_LIBRARY_IMPL(penstock, CPU, m) {
   m.impl("fused_broadcast_", composed::fused_broadcast_);
+  m.impl("attention", composed::attention);
+  m.impl("attention_backward", composed::attention_backward);
 }
 
 // all_reduce_, reduce_, broadcast_ and fused_broadcast_ on CUDA: penstock/native/collectives.py, over NCCL.
 TORCH_LIBRARY_IMPL(penstock, CUDA, m) {
   implement_values(m);
+  m.impl("attention", composed::attention);
+  m.impl("attention_backward", composed::attention_backward);
   m.impl("scale_loss_grad", penstock::ops::scale_loss_grad);
 }
 
