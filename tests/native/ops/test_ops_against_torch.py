@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.native.ops.attended import ATTENTION
 from tests.native.ops.blocks import ORACLES as BLOCKS
 from tests.native.ops.fields import FIELDS
 from tests.native.ops.oracles_of_layers import LAYERS
@@ -33,7 +34,7 @@ ROUNDINGS = {torch.float32: 3e-6, torch.float64: 1e-12}
 Pairs = Sequence[tuple[Tensor, Tensor]]
 """What an operator gave, and what torch gives."""
 Oracle = Callable[[], Pairs]
-ORACLES: dict[str, Oracle] = {oracle.__name__: oracle for oracle in (*TABLES, *BLOCKS, *FIELDS)} | LAYERS
+ORACLES: dict[str, Oracle] = {oracle.__name__: oracle for oracle in (*TABLES, *BLOCKS, *FIELDS, *ATTENTION)} | LAYERS
 
 
 def oracle(function: Oracle) -> Oracle:
@@ -205,31 +206,6 @@ def fused_broadcast_() -> Pairs:
     destinations = [torch.zeros_like(source) for _ in range(2) for source in sources]
     OPS.fused_broadcast_(destinations, sources)
     return list(zip(destinations, sources * 2, strict=True))
-
-
-def heads() -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value of two sequences, three heads, five positions."""
-    query, key, value = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    return query, key, value
-
-
-@oracle
-def attention() -> Pairs:
-    q, k, v = (part.detach() for part in heads())
-    found = [OPS.attention(q, k, v, 0.0, causal)[0] for causal in (False, True)]
-    wanted = [torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal) for causal in (False, True)]
-    return list(zip(found, wanted, strict=True))
-
-
-@oracle
-def attention_backward() -> Pairs:
-    parts = heads()
-    q, k, v = (part.detach() for part in parts)
-    grad = torch.randn_like(q)
-    out, sums = OPS.attention(q, k, v, 0.0, True)
-    made = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
-    wanted = torch.autograd.grad(made, parts, grad)
-    return list(zip(OPS.attention_backward(grad, q, k, v, out, sums, 0.0, True), wanted, strict=True))
 
 
 @oracle
