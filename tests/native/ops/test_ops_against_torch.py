@@ -487,7 +487,8 @@ def sequence_rows() -> Pairs:
 
 def test_every_operator_is_compared_with_torch() -> None:
     of_regions = {name for name in registered() if name.startswith("roi_")}  # tests/program/test_layers_of_regions.py
-    assert registered() - of_regions == ORACLES.keys()
+    of_cards = {"card_dropout"}  # tests/gpu/test_one_card.py
+    assert registered() - of_regions - of_cards == ORACLES.keys()
 
 
 @pytest.mark.parametrize("name", sorted(ORACLES))
