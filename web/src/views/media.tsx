@@ -27,6 +27,7 @@ export function MediaCards({ store }: { store: JobStore }) {
 function MediaCard({ store, series }: { store: JobStore; series: MediaSeries }) {
   // The id stays chosen while newer ones come; null follows the newest.
   const [chosen, choose] = useState<string | null>(null);
+  const [order, setOrder] = useState<Order | null>(null); // here: a table is away while the one of another step loads
   const { items, name } = series;
   const found = items.findIndex((one) => one.id === chosen);
   const index = found < 0 ? items.length - 1 : found;
@@ -68,7 +69,7 @@ function MediaCard({ store, series }: { store: JobStore; series: MediaSeries }) 
           Loading…
         </div>
       ) : content.type === "table" ? (
-        <LoggedTable name={name} content={content} />
+        <LoggedTable name={name} content={content} order={order} setOrder={setOrder} />
       ) : (
         <LoggedHistogram name={name} content={content} />
       )}
@@ -76,8 +77,14 @@ function MediaCard({ store, series }: { store: JobStore; series: MediaSeries }) 
   );
 }
 
-function LoggedTable({ name, content }: { name: string; content: TableContent }) {
-  const [order, setOrder] = useState<Order | null>(null);
+interface LoggedTableProps {
+  name: string;
+  content: TableContent;
+  order: Order | null;
+  setOrder: (order: Order | null) => void;
+}
+
+function LoggedTable({ name, content, order, setOrder }: LoggedTableProps) {
   const { columns, rows } = content;
   const used = order !== null && order.column < columns.length ? order : null;
   const shown = sorted(rows, used).slice(0, SHOWN_ROWS);
