@@ -27,7 +27,7 @@ export function MediaCards({ store }: { store: JobStore }) {
 function MediaCard({ store, series }: { store: JobStore; series: MediaSeries }) {
   // The id stays chosen while newer ones come; null follows the newest.
   const [chosen, choose] = useState<string | null>(null);
-  const [order, setOrder] = useState<Order | null>(null); // here: a table is away while the one of another step loads
+  const [order, setOrder] = useState<Order | null>(null); // here: no table is drawn while another step's loads
   const { items, name } = series;
   const found = items.findIndex((one) => one.id === chosen);
   const index = found < 0 ? items.length - 1 : found;
