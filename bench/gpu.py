@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -134,8 +135,8 @@ class Torch:
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         """Capture a step over static inputs; what the warm-up has changed is put back."""
-        states = [self.model.state_dict(), *(o.state_dict() for o in self.optimizers)]
-        before = {name: value.clone() for name, value in states[0].items()}
+        values = self.model.state_dict()
+        before = {name: value.clone() for name, value in values.items()}
         self._static = [t.cuda() for t in self._batches[0]]
         side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has not typed it
         side.wait_stream(torch.cuda.current_stream())
@@ -148,7 +149,7 @@ class Torch:
             self._loss = self._step(self._static)
         with torch.no_grad():
             for name, value in before.items():
-                states[0][name].copy_(value)
+                values[name].copy_(value)
             for optimizer in self.optimizers:
                 for state in optimizer.state.values():
                     for value in state.values():
@@ -213,7 +214,8 @@ def main(rounds: int, json: bool, extra: argparse.Namespace) -> Report:
     for name in list(rates)[1:]:
         ratios = [a / b for a, b in zip(rates["penstock"], rates[name], strict=True)]
         report.ratios[name] = round(report.add(f"ratio_{name}", ratios, digits=3), 3)
-    print(f"card: {torch.cuda.get_device_name()}, torch {torch.__version__}, {extra.workload}")
+    card = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    print(f"bench gpu: {extra.workload} on {card}", file=sys.stderr)
     return report
 
 

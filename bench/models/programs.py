@@ -148,7 +148,10 @@ def trainer(
     use_cuda: bool = False,
     fixed: bool = False,
 ) -> tuple[Any, str, Sequence[Mapping[str, Any]]]:
-    """Return a ParallelExecutor on CPU_NUM replicas or every GPU, the name of the loss, and all batches to feed."""
+    """Return a ParallelExecutor on CPU_NUM replicas or every GPU, the name of the loss, and all batches to feed.
+
+    `fixed`: what is captured from torch is recorded for batches of this size alone.
+    """
     build = build or strategy()
     if is_recorded(workload):
         recorded = record_din(workload) if "history" in workload.feeds else record_ctr(workload, padded=padded)

@@ -58,8 +58,8 @@ def settled(
     """Return what of a choice holds for an executor, with the conditions that its matmuls run in.
 
     On devices no pass chooses kernels or addresses of CPU memory; one GPU, whose updates overlap with nothing, fuses
-    them. On CPU FLAGS_matrix_kernels forces a kernel, unless
-    the choice itself does. `rings`: of the exchanges with other processes, if there are any.
+    them. On CPU FLAGS_matrix_kernels forces a kernel, unless the choice itself does. `rings`: of the exchanges with
+    other processes, if there are any.
     Raises SpecError for an unknown kernel in the environment.
     """
     if rings:

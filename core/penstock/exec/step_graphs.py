@@ -84,7 +84,7 @@ class StepGraphs:
 
     def __init__(self, device: torch.device, name: str, trace: DeviceTrace | None) -> None:
         self._device, self._name, self._trace = device, name, trace
-        self._record = _record() if trace is not None else 0
+        self._recorder = _event_recorder() if trace is not None else 0
         self._engine = Engine(1, max_running=1, intra_op_threads=1)  # of one worker: the calling thread
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
@@ -135,7 +135,7 @@ class StepGraphs:
 
     def _untimed(self) -> str:
         """Return why operators could not be timed, if they have to be."""
-        if self._trace is None or self._record:
+        if self._trace is None or self._recorder:
             return ""
         return "the CUDA runtime, which records times within a graph, is not found"
 
@@ -158,7 +158,7 @@ class StepGraphs:
         if self._trace is None:
             return None
         made, side = DeviceStreams(lowered.graph, lowered.devices, trace=self._trace), self._on_stream()
-        made.plan.capture_on(side.stream_id, self._device.index or 0, record=self._record, stream=side.cuda_stream)
+        made.plan.capture_on(side.stream_id, self._device.index or 0, record=self._recorder, stream=side.cuda_stream)
         return made
 
     @contextmanager
@@ -207,7 +207,7 @@ class StepGraphs:
         capture.graph, capture.outputs = graph, [(slot, tensor) for slot, tensor in passing if tensor is not None]
 
 
-def _record() -> int:
+def _event_recorder() -> int:
     """Return the address of cudaEventRecordWithFlags in the runtime that torch has loaded, 0 if that is not found."""
     maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     for path in {line.split(maxsplit=5)[-1].strip() for line in maps if "libcudart" in line}:

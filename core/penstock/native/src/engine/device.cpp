@@ -145,8 +145,8 @@ std::vector<DevicePlan::Time> DevicePlan::times() {
   if (capture_ == Capture::kDone && timed_ && ran_ && !order_.empty()) {
     const std::size_t stream = compute_[0];
     const c10::DeviceIndex device = streams_[stream].device_index();
-    guard_.synchronizeEvent(
-        step_marks_[compute_[0]].event);  // behind the replay; what is within it may be a former one's
+    // Behind the replay: an event within it may be that of the one before.
+    guard_.synchronizeEvent(step_marks_[stream].event);
     found.resize(nodes_.size());
     double before = guard_.elapsedTime(base_[stream], first_, device);  // a call into the runtime each
     for (const std::uint32_t i : order_) {

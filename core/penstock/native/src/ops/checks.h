@@ -7,6 +7,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
+#include <vector>
+
 namespace penstock::ops {
 
 // The checks of one operator; `op` is its name for messages and outlives the object.
@@ -84,6 +86,31 @@ class Check {
     TORCH_CHECK_VALUE(values.dim() == 2 && values.size(0) == rows.size(0) && values.size(1) == param.size(1), op_,
                       ": values has shape ", values.sizes(), "; expected [", rows.size(0), ", ", param.size(1),
                       "], one row of param's width for each entry of rows");
+  }
+
+  // Gradients of a group of parameters of one dtype that are updated at once, in contiguous form.
+  std::vector<at::Tensor> dense_grads(at::TensorList params, at::TensorList grads) const {
+    TORCH_CHECK_VALUE(params.size() == grads.size(), op_, ": got ", params.size(), " params and ", grads.size(),
+                      " grads; expected one for each");
+    std::vector<at::Tensor> dense;
+    dense.reserve(grads.size());
+    for (size_t k = 0; k < params.size(); ++k) {
+      floating("a param", params[k]);
+      dtype("a param", params[k], params[0].scalar_type());
+      writable("a param", params[k]);
+      same("a grad", grads[k], "its param", params[k]);
+      dense.push_back(grads[k].contiguous());
+    }
+    return dense;
+  }
+
+  // The optimizer state of such a group.
+  void states(const char* name, at::TensorList params, at::TensorList states) const {
+    TORCH_CHECK_VALUE(params.size() == states.size(), op_, ": got ", params.size(), " params and ", states.size(), " ",
+                      name, "; expected one for each");
+    for (size_t k = 0; k < params.size(); ++k) {
+      state(name, states[k], params[k]);
+    }
   }
 
   const char* op() const { return op_; }

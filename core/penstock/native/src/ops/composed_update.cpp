@@ -15,7 +15,6 @@
 #include <ATen/ops/sort.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "ops/checks.h"
@@ -123,11 +122,9 @@ void check_dense(const Check& check, const Tensor& param, const Tensor& grad) {
   check.same("grad", grad, "param", param);
 }
 
-// Torch's kernel for groups takes a rate in float32, and one kind of tensors.
-bool is_group(TensorList params) {
-  return !params.empty() && std::all_of(params.begin(), params.end(), [&](const Tensor& param) {
-    return param.scalar_type() == at::kFloat && param.device() == params[0].device();
-  });
+// Torch's kernel for groups takes a rate in float32; they are of one dtype.
+bool fits_kernel(TensorList params) {
+  return !params.empty() && params[0].scalar_type() == at::kFloat;
 }
 
 struct Adam {
@@ -171,24 +168,6 @@ void sgd_of_group(const Check& check, TensorList params, TensorList velocities, 
                   /*maximize=*/false, /*is_first_step=*/false);
 }
 
-// Contiguous forms of the gradients, checked.
-std::vector<Tensor> dense_grads(const Check& check, TensorList params, TensorList grads) {
-  TORCH_CHECK_VALUE(params.size() == grads.size(), check.op(), ": got ", params.size(), " params and ", grads.size(),
-                    " grads; expected one for each");
-  std::vector<Tensor> dense;
-  for (size_t k = 0; k < params.size(); ++k) {
-    check_dense(check, params[k], grads[k]);
-    dense.push_back(grads[k].contiguous());
-  }
-  return dense;
-}
-
-void check_states(const Check& check, const char* name, TensorList params, TensorList states) {
-  TORCH_CHECK_VALUE(params.size() == states.size(), check.op(), ": got ", params.size(), " params and ", states.size(),
-                    " ", name, "; expected one for each");
-  for (size_t k = 0; k < params.size(); ++k) check.state(name, states[k], params[k]);
-}
-
 }  // namespace
 
 void sgd_(const Tensor& param, const Tensor& grad, const Tensor& lr) {
@@ -210,8 +189,8 @@ void adam_(const Tensor& param, const Tensor& moment1, const Tensor& moment2, co
 
 void fused_sgd_(TensorList params, TensorList grads, const Tensor& lr) {
   const Check check("penstock.fused_sgd_");
-  const std::vector<Tensor> dense = dense_grads(check, params, grads);
-  if (is_group(params)) {
+  const std::vector<Tensor> dense = check.dense_grads(params, grads);
+  if (fits_kernel(params)) {
     sgd_of_group(check, params, {}, dense, lr, /*momentum=*/0, /*nesterov=*/false);
     return;
   }
@@ -221,9 +200,9 @@ void fused_sgd_(TensorList params, TensorList grads, const Tensor& lr) {
 void fused_momentum_(TensorList params, TensorList velocities, TensorList grads, const Tensor& lr, double momentum,
                      bool nesterov) {
   const Check check("penstock.fused_momentum_");
-  const std::vector<Tensor> dense = dense_grads(check, params, grads);
-  check_states(check, "velocities", params, velocities);
-  if (is_group(params)) {
+  const std::vector<Tensor> dense = check.dense_grads(params, grads);
+  check.states("velocities", params, velocities);
+  if (fits_kernel(params)) {
     sgd_of_group(check, params, velocities, dense, lr, momentum, nesterov);
     return;
   }
@@ -236,8 +215,8 @@ void fused_momentum_(TensorList params, TensorList velocities, TensorList grads,
 
 void fused_adagrad_(TensorList params, TensorList moments, TensorList grads, const Tensor& lr, double epsilon) {
   const Check check("penstock.fused_adagrad_");
-  const std::vector<Tensor> dense = dense_grads(check, params, grads);
-  check_states(check, "moments", params, moments);
+  const std::vector<Tensor> dense = check.dense_grads(params, grads);
+  check.states("moments", params, moments);
   for (size_t k = 0; k < params.size(); ++k) {
     const Tensor rate = number(check, "lr", lr, params[k], params[k].scalar_type());
     moments[k].addcmul_(dense[k], dense[k]);
@@ -248,9 +227,9 @@ void fused_adagrad_(TensorList params, TensorList moments, TensorList grads, con
 void fused_adam_(TensorList params, TensorList moments1, TensorList moments2, const Tensor& step, TensorList grads,
                  const Tensor& lr, double beta1, double beta2, double epsilon, double weight_decay, bool epsilon_hat) {
   const Check check("penstock.fused_adam_");
-  const std::vector<Tensor> dense = dense_grads(check, params, grads);
-  check_states(check, "moments1", params, moments1);
-  check_states(check, "moments2", params, moments2);
+  const std::vector<Tensor> dense = check.dense_grads(params, grads);
+  check.states("moments1", params, moments1);
+  check.states("moments2", params, moments2);
   const Adam by{beta1, beta2, epsilon, weight_decay, epsilon_hat};
   adam_of_group(check, params, moments1, moments2, step, dense, lr, by);
 }

@@ -77,30 +77,6 @@ void sum_runs(TensorList tensors, size_t replicas) {
   });
 }
 
-// Contiguous forms of the gradients, kept alive by the caller.
-std::vector<Tensor> dense_grads(const Check& check, TensorList params, TensorList grads) {
-  TORCH_CHECK_VALUE(params.size() == grads.size(), check.op(), ": got ", params.size(), " params and ", grads.size(),
-                    " grads; expected one for each");
-  std::vector<Tensor> dense;
-  dense.reserve(grads.size());
-  for (size_t k = 0; k < params.size(); ++k) {
-    check.floating("a param", params[k]);
-    check.dtype("a param", params[k], params[0].scalar_type());
-    check.writable("a param", params[k]);
-    check.same("a grad", grads[k], "its param", params[k]);
-    dense.push_back(grads[k].contiguous());
-  }
-  return dense;
-}
-
-void check_states(const Check& check, const char* name, TensorList params, TensorList states) {
-  TORCH_CHECK_VALUE(params.size() == states.size(), check.op(), ": got ", params.size(), " params and ", states.size(),
-                    " ", name, "; expected one for each");
-  for (size_t k = 0; k < params.size(); ++k) {
-    check.state(name, states[k], params[k]);
-  }
-}
-
 Joined joined_sizes(TensorList params) {
   Joined joined;
   for (const Tensor& param : params) {
@@ -125,7 +101,7 @@ void fused_all_reduce_(TensorList tensors, int64_t replicas) {
 
 void fused_sgd_(TensorList params, TensorList grads, const Tensor& lr) {
   const Check check("penstock.fused_sgd_");
-  const std::vector<Tensor> dense = dense_grads(check, params, grads);
+  const std::vector<Tensor> dense = check.dense_grads(params, grads);
   const double rate = check.scalar("lr", lr);
   with_floating(params[0], [&](auto type) {
     using T = decltype(type);
@@ -138,8 +114,8 @@ void fused_sgd_(TensorList params, TensorList grads, const Tensor& lr) {
 void fused_momentum_(TensorList params, TensorList velocities, TensorList grads, const Tensor& lr, double momentum,
                      bool nesterov) {
   const Check check("penstock.fused_momentum_");
-  const std::vector<Tensor> dense = dense_grads(check, params, grads);
-  check_states(check, "velocities", params, velocities);
+  const std::vector<Tensor> dense = check.dense_grads(params, grads);
+  check.states("velocities", params, velocities);
   const double rate = check.scalar("lr", lr);
   const at::AutoDispatchBelowADInplaceOrView guard;
   // A velocity starts from zero, so that torch's first step, which copies the gradient, needs no case of its own.
@@ -149,8 +125,8 @@ void fused_momentum_(TensorList params, TensorList velocities, TensorList grads,
 
 void fused_adagrad_(TensorList params, TensorList moments, TensorList grads, const Tensor& lr, double epsilon) {
   const Check check("penstock.fused_adagrad_");
-  const std::vector<Tensor> dense = dense_grads(check, params, grads);
-  check_states(check, "moments", params, moments);
+  const std::vector<Tensor> dense = check.dense_grads(params, grads);
+  check.states("moments", params, moments);
   const double rate = check.scalar("lr", lr);
   const at::AutoDispatchBelowADInplaceOrView guard;
   // The count of steps weighs nothing, because lr_decay is 0; it is read all the same.
@@ -162,9 +138,9 @@ void fused_adagrad_(TensorList params, TensorList moments, TensorList grads, con
 void fused_adam_(TensorList params, TensorList moments1, TensorList moments2, const Tensor& step, TensorList grads,
                  const Tensor& lr, double beta1, double beta2, double epsilon, double weight_decay, bool epsilon_hat) {
   const Check check("penstock.fused_adam_");
-  const std::vector<Tensor> dense = dense_grads(check, params, grads);
-  check_states(check, "moments1", params, moments1);
-  check_states(check, "moments2", params, moments2);
+  const std::vector<Tensor> dense = check.dense_grads(params, grads);
+  check.states("moments1", params, moments1);
+  check.states("moments2", params, moments2);
   const AdamSettings settings{beta1, beta2, epsilon, weight_decay, epsilon_hat};
   const AdamStep by = adam_step(settings, check.scalar("lr", lr), check.step(step));
   with_floating(params[0], [&](auto type) {

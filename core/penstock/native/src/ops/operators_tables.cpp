@@ -350,14 +350,6 @@ class TableGrads {
   mutable int64_t elements_ = 0;
 };
 
-void check_states(const Check& check, TensorList params, TensorList states) {
-  TORCH_CHECK_VALUE(params.size() == states.size(), check.op(), ": got ", params.size(), " params and ", states.size(),
-                    " moments; expected one for each");
-  for (size_t k = 0; k < params.size(); ++k) {
-    check.state("a moment", states[k], params[k]);
-  }
-}
-
 }  // namespace
 
 void fused_sparse_sgd_(TensorList params, TensorList rows, TensorList values, IntArrayRef pieces, TensorList lengths,
@@ -381,8 +373,8 @@ void fused_sparse_adam_(TensorList params, TensorList moments1, TensorList momen
                         const Tensor& lr, double beta1, double beta2, double epsilon) {
   const Check check("penstock.fused_sparse_adam_");
   const TableGrads grads(check, params, {rows, values, pieces, lengths, ragged});
-  check_states(check, params, moments1);
-  check_states(check, params, moments2);
+  check.states("moments", params, moments1);
+  check.states("moments", params, moments2);
   const double t = check.step(step);
   const double size = check.scalar("lr", lr) * std::sqrt(1 - std::pow(beta2, t)) / (1 - std::pow(beta1, t));
   const SparseAdamStep by{beta1, beta2, epsilon, size};
@@ -403,7 +395,7 @@ void fused_sparse_adagrad_(TensorList params, TensorList moments, TensorList row
                            double epsilon) {
   const Check check("penstock.fused_sparse_adagrad_");
   const TableGrads grads(check, params, {rows, values, pieces, lengths, ragged});
-  check_states(check, params, moments);
+  check.states("moments", params, moments);
   const double rate = check.scalar("lr", lr);
   with_floating(params[0], [&](auto type) {
     using T = decltype(type);
