@@ -19,7 +19,7 @@ NATIVE_SOURCES := $(shell find core/penstock/native -name '*.cpp' -o -name '*.h'
 WEB_SOURCES := $(shell find web/src web/public web/index.html web/vite.config.ts web/tsconfig.json -type f 2>/dev/null)
 CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
-.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-types check-sizes check-directions check-private check-native check-web compiled-tests test mutants constraints bench peers docs wheel emulate matrix soak chaos format clean distclean
+.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-types check-sizes check-directions check-private check-native check-web compiled-tests test test-all mutants constraints bench peers docs wheel emulate matrix soak chaos format clean distclean
 
 help: ## Show this list
 	@echo "Penstock: make TARGET [ARGS=\"…\"]"
@@ -180,13 +180,17 @@ compiled-tests: setup-dev
 	@echo "==> Tests are compiled"
 	@$(BIN)/python -m pytest -p no:cacheprovider --collect-only --quiet >$(STAMPS)/collected || { tail -n 60 $(STAMPS)/collected; exit 1; }
 
-test: prerequisites check $(if $(ARGS),,compiled-tests) ## check, and every test (sets itself up; under 15 minutes on 2 cores)
+test: prerequisites check $(if $(ARGS),,compiled-tests) ## check, and 9 of 10 tests (sets itself up; under 15 minutes on 2 cores)
 	@echo "==> Tests"
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
-	tools/test_all.sh $(BIN)/python
+	tools/test_all.sh $(BIN)/python short
 endif
+
+test-all: prerequisites check compiled-tests ## check, and every test but those of soak: browsers, clusters, faults in depth (40 minutes)
+	@echo "==> Tests, the long ones too"
+	tools/test_all.sh $(BIN)/python all
 
 mutants: setup-dev ## Wrong edits of the product, which tests have to notice; minutes (ARGS="--only NAME", --list, --json FILE)
 	$(BIN)/python tools/mutants.py $(ARGS)
@@ -201,7 +205,7 @@ emulate: setup-dev ## Native libraries, operators and training on emulated older
 matrix: | $(STAMPS)/venv ## Each Python with the oldest and the newest torch, an hour (ARGS="--cell 3.12-2.15", --list, --keep)
 	$(BIN)/python -m tools.matrix $(ARGS)
 
-soak: setup-dev ## The long tests, which `make test` leaves out
+soak: setup-dev ## Tests of minutes and hours, which no other target runs
 	$(BIN)/python -m pytest -m soak --timeout 0 $(ARGS)
 
 chaos: setup-dev ## Random faults against a control plane of 4 hosts, 15 minutes, as root (ARGS="--seconds N --seed N")

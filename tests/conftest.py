@@ -35,11 +35,23 @@ settings.register_profile("penstock", deadline=None, suppress_health_check=[Heal
 settings.load_profile("penstock")
 
 
+LONGEST = longest.listed(longest.LIST.read_text(encoding="utf-8"))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what `make test` leaves to `make test-all`."""
+    if longest.is_long(_file(item), LONGEST, {mark.name for mark in item.iter_markers()}):
+        item.add_marker(pytest.mark.long)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest."""
-    files = longest.listed(longest.LIST.read_text(encoding="utf-8"))
-    items.sort(key=lambda item: longest.place(item.nodeid.partition("::")[0], files))
+    items.sort(key=lambda item: longest.place(_file(item), LONGEST))
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(trylast=True)

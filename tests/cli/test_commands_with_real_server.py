@@ -38,6 +38,7 @@ class Site(Protocol):
     def log(self, job: str) -> str: ...
 
 
+@pytest.mark.smoke
 def test_a_command_job_runs_to_its_end_and_its_log_can_be_read(serving: Site) -> None:
     result = serving.run("submit", str(serving.job("hello", "print('hello')")), "--wait", "--json")
     assert result.returncode == 0, result.stderr

@@ -137,6 +137,7 @@ def serve(site: Site, until: Until) -> tuple[Popen[str], list[str]]:
     return server, command
 
 
+@pytest.mark.smoke
 def test_a_killed_server_that_comes_back_finds_the_job_going_on(site: Site, until: Until) -> None:
     server, command = serve(site, until)
     job, pid = run_waiter(site, until)

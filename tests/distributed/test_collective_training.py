@@ -9,6 +9,7 @@ pytestmark = pytest.mark.slow
 TOLERANCE = 1e-9
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("count", "options", "environ"),
     [

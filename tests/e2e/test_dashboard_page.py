@@ -154,6 +154,7 @@ def test_the_graph_works_by_keyboard_and_its_url_has_the_node(
     expect(page.get_by_test_id("operator-panel")).to_be_hidden()
 
 
+@pytest.mark.smoke
 def test_deep_link_selects_the_operator(browser_page: Watched, server: RunningServer, job: Feeder) -> None:
     index = next(i for i, op in enumerate(job.document.ops) if op.name == "addmm_1")
     page = job_page(browser_page, server, job, f"?tab=graph&op={index}")

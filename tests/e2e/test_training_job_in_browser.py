@@ -79,6 +79,7 @@ def sync_count(page: Page) -> int:
     return sum(row["count"] for row in hook(page, "syncRows()"))
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(300)
 def test_training_job_shows_itself_live(open_page: Open, server: RunningServer, job: str) -> None:
     page = open_page(f"/jobs/{job}").page

@@ -1,6 +1,6 @@
 """Pilots on a real Ray of the tests' own, on this machine.
 
-`make test` runs a gang of two on a head and one raylet. `make soak` has the whole contract, agents that cannot be
+`make test-all` runs a gang of two on a head and one raylet. `make soak` has the whole contract, agents that cannot be
 started, killed actors and raylets, lost nodes and a job, on a head and three raylets.
 """
 

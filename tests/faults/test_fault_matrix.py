@@ -76,6 +76,7 @@ def test_agent_or_server_fails(bed: Bed, fault: str, phase: str) -> None:
     play(bed, phase, lambda _: cells.of_chaos(bed, *CHAOS[fault]))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("fault", "phase"), matrix(OF_PROCESSES, ["running", "stopping"]))
 def test_process_fails(bed: Bed, fault: str, phase: str) -> None:
     play(bed, phase, lambda _: cells.of_chaos(bed, OF_PROCESSES[fault], 1.0))

@@ -1,4 +1,4 @@
-"""The manuals' scripts as jobs of real processes: each mode once in `make test`, their variations in `make soak`."""
+"""The manuals' scripts as jobs of real processes: each mode once in `make test-all`, variations in `make soak`."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_demo_passes_its_arguments_on() -> None:
 
 
 def test_continuous_integration_runs_make_test() -> None:
-    assert "make test" in (ROOT / ".ci" / "run").read_text()
+    assert "make test-all" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_alembic_stays_a_folder_of_scripts() -> None:

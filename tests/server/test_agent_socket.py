@@ -21,6 +21,7 @@ async def refused(server: Server, reason: str) -> float:
     return value
 
 
+@pytest.mark.smoke
 async def test_job_runs_from_queued_to_succeeded(server: Server) -> None:
     job = await server.submit(trainers={"count": 2}, env={"CPU_NUM": "2"}, entrypoint=["python", "train.py"])
     assert job["state"] == "QUEUED"

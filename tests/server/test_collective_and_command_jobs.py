@@ -66,6 +66,7 @@ async def log_of(server: Server, job: dict[str, Any], index: int) -> str:
     return text
 
 
+@pytest.mark.smoke
 async def test_ranks_get_their_places_by_fluids_and_torchruns_names(sqlite_server: Server, node: Path) -> None:
     job = await run(sqlite_server, "collective", "-c", SAYS_WHO_IT_IS, count=3)
     told = [json.loads(await log_of(sqlite_server, job, index)) for index in range(3)]

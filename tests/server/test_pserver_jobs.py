@@ -64,6 +64,7 @@ def release_all(group: Group) -> None:
             group.release(role, index)
 
 
+@pytest.mark.smoke
 async def test_processes_read_what_fluid_scripts_read(sqlite_server: Server, node: Path, tmp_path: Path) -> None:
     group = await submit(sqlite_server, tmp_path / "said", env={"PENSTOCK_PS_SNAPSHOT_S": "7"})
     first, second, *trainers = await group.all_told(4)

@@ -27,16 +27,17 @@ def test_wrong_secrets_are_forgiven_one_a_second() -> None:
 
 
 @pytest.mark.asyncio
-async def test_wrong_tokens_are_limited_and_right_ones_pass(sqlite_server: Server) -> None:
+async def test_wrong_tokens_are_limited_and_right_ones_pass(tmp_path: Path, clock: FakeClock) -> None:
     wrong = {"Authorization": "Bearer psu_wrong"}
-    async with httpx.AsyncClient(base_url=sqlite_server.url) as client:
-        found = [(await client.get("/api/v1/jobs", headers=wrong)).status_code for _ in range(BURST + 5)]
-        assert found[:BURST] == [401] * BURST
-        last = await client.get("/api/v1/jobs", headers=wrong)
-        assert (last.status_code, last.headers["Retry-After"]) == (429, "1")
-        codes = [(await client.post("/api/v1/session", json={"code": "x"})).status_code for _ in range(3)]
-        assert codes == [429] * 3
-    assert (await sqlite_server.http.get("/api/v1/jobs")).status_code == 200
+    async with running(settings_for(tmp_path), clock) as server:
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            found = [(await client.get("/api/v1/jobs", headers=wrong)).status_code for _ in range(BURST + 5)]
+            assert found == [401] * BURST + [429] * 5
+            last = await client.get("/api/v1/jobs", headers=wrong)
+            assert (last.status_code, last.headers["Retry-After"]) == (429, "1")
+            codes = [(await client.post("/api/v1/session", json={"code": "x"})).status_code for _ in range(3)]
+            assert codes == [429] * 3
+        assert (await server.http.get("/api/v1/jobs")).status_code == 200
 
 
 def test_a_token_that_asks_too_often_is_served_at_its_rate() -> None:

@@ -59,6 +59,7 @@ def socket_of(pid: int) -> str:
     return next(line.partition("=")[2] for line in environ if line.startswith("PENSTOCK_TELEMETRY_SOCKET="))
 
 
+@pytest.mark.smoke
 @pytest.mark.asyncio
 async def test_a_command_runs_and_its_log_and_exit_code_arrive(
     server: Server, agent: Agent, order: Order, until: Until
