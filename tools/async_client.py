@@ -130,7 +130,7 @@ class _Awaiting(ast.NodeTransformer):
         if owner == "self" and name in self._coroutines:
             node.func = ast.Attribute(ast.Name("self", ast.Load()), RENAMED.get(name, name), ast.Load())
             return ast.Await(node)
-        if isinstance(node.func, ast.Attribute) and owner == "self._http" and name in OF_HTTP:
+        if isinstance(node.func, ast.Attribute) and owner in ("self._http", "http") and name in OF_HTTP:
             node.func.attr = OF_HTTP[name]
             return ast.Await(node)
         if isinstance(node.func, ast.Attribute) and owner == "answer" and name in OF_ANSWER:

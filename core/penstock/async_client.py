@@ -9,7 +9,9 @@ same errors. One may be shared between the tasks of an event loop.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from io import IOBase
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -17,22 +19,23 @@ import httpx
 
 from penstock.backoff import Backoff
 from penstock.client import (
+    FAILOVER_LONGEST_S,
+    FAILOVER_PAUSE_S,
+    FAILOVER_S,
     SUBMIT_LONGEST_S,
     SUBMIT_PAUSE_S,
     SUBMIT_RETRIES,
-    TIMEOUT_S,
     UPLOAD_TIMEOUT_S,
     VERSION_TIMEOUT_S,
     Event,
     Exchange,
-    _away,
-    _context,
     _if_match,
     _segment,
-    is_loopback,
 )
-from penstock.errors import PeerError, SpecError, Unavailable
-from penstock.problems import NotFound, problem
+from penstock.connections import TIMEOUT_S, options
+from penstock.errors import PeerError, Unavailable
+from penstock.failover import ServerAddresses
+from penstock.problems import NotFound, may_be_repeated, problem, unreachable
 from penstock.protocol.exchange import cell_of
 from penstock.protocol.rest import (
     Advice,
@@ -69,22 +72,18 @@ __all__ = ["AsyncClient"]
 
 
 class AsyncClient:
-    """`url`: the server's base URL, without /api/v1. `token`: a bearer token, None for the calls that need none.
+    """`url`: the server's base URL, without /api/v1, or those of several, with commas between. `token`: a bearer token.
 
-    `certificate`: what is shown to a server that asks for one; default: that of PENSTOCK_TLS_CERT, if it is set.
+    None for the calls that need none. `certificate`: what is shown to a server that asks for one; default: that of
+    PENSTOCK_TLS_CERT, if it is set. The attribute `url` is the address in use, `urls` has all.
     """
 
     def __init__(self, url: str, *, token: str | None, certificate: ClientCertificate | None = None) -> None:
-        self.url = url.rstrip("/")
-        if not self.url.startswith(("http://", "https://")):
-            raise SpecError(f"server URL is {url!r}; expected http://… or https://…")
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        local = is_loopback(self.url)
-        self._certificate = certificate or ClientCertificate.from_environ()
-        verify = _context(self.url, self._certificate, trust_env=not local)
-        self._http = httpx.AsyncClient(
-            base_url=self.url, headers=headers, timeout=TIMEOUT_S, trust_env=not local, verify=verify
-        )
+        self._addresses = ServerAddresses(url)
+        self.url, self.urls = (self._addresses.current, str(self._addresses))
+        self._token, self._certificate = (token, certificate or ClientCertificate.from_environ())
+        self._http = httpx.AsyncClient(**options(self.url, self._token, self._certificate))
+        self._opened = {self.url: self._http}
 
     async def __aenter__(self) -> Self:
         return self
@@ -94,7 +93,8 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        for http in self._opened.values():
+            await http.aclose()
 
     async def submit(self, spec: Mapping[str, Any], *, key: str | None = None) -> Job:
         """Submit a job. `key`: an Idempotency-Key; with one, an answer that was lost on its way costs no second job."""
@@ -293,7 +293,7 @@ class AsyncClient:
                         file.write(chunk)
             part.replace(path)
         except httpx.TransportError as error:
-            raise _away(self.url, error, self._certificate) from error
+            raise unreachable(self.url, error, self._certificate) from error
         finally:
             part.unlink(missing_ok=True)
 
@@ -422,10 +422,40 @@ class AsyncClient:
         return body
 
     async def _request(self, method: str, path: str, *, below: str = "/api/v1", **options: Any) -> httpx.Response:
+        backoff, begin = (Backoff(FAILOVER_PAUSE_S, FAILOVER_LONGEST_S, limit_s=FAILOVER_S), time.monotonic())
+        while True:
+            url, wait_s = (self.url, 0.0)
+            try:
+                answer = await self._attempt(method, below + path, **options)
+                self._addresses.succeeded()
+                return answer
+            except Unavailable as error:
+                if len(self._addresses) == 1 or not may_be_repeated(error, method):
+                    raise
+                if await self._fail_over(url):
+                    left_s = backoff.wait_within_s(time.monotonic() - begin)
+                    if left_s is None:
+                        raise
+                    wait_s = left_s
+            await asyncio.sleep(wait_s)
+
+    async def _attempt(self, method: str, path: str, **options: Any) -> httpx.Response:
+        file = options.get("content")
+        if isinstance(file, IOBase):
+            file.seek(0)
         try:
-            answer = await self._http.request(method, below + path, **options)
+            answer = await self._http.request(method, path, **options)
         except httpx.TransportError as error:
-            raise _away(self.url, error, self._certificate) from error
+            raise unreachable(self.urls, error, self._certificate) from error
         if answer.is_error:
             raise problem(answer)
         return answer
+
+    async def _fail_over(self, url: str) -> bool:
+        """Use the server after the one at `url`; return whether none of them has answered."""
+        have_all_failed = self._addresses.failed(url)
+        self.url = self._addresses.current
+        if self.url not in self._opened:
+            self._opened[self.url] = httpx.AsyncClient(**options(self.url, self._token, self._certificate))
+        self._http = self._opened[self.url]
+        return have_all_failed

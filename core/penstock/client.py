@@ -2,25 +2,26 @@
 
 Every failure is one of ours: `AuthError`, `NotFound`, `Conflict`, `SpecError` (with the server's JSON pointers),
 `Unavailable` (no server, or it is overloaded) and `PeerError` (it answers what the protocol does not allow).
-Only `submit` with a key is retried, a few times within two seconds. Calls block; a `Client` may not be shared between
-threads.
+Only `submit` with a key is retried, a few times within two seconds. Of several servers (docs/server.md: standbys), one
+that was not handled, or that only reads, goes to the next, for some five seconds. Calls block; a `Client` may not be
+shared between threads.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from io import IOBase
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, cast
-from urllib.parse import urlsplit
 
 import httpx
 
 from penstock.backoff import Backoff
-from penstock.errors import PeerError, SpecError, Unavailable
-from penstock.problems import AuthError, Conflict, NotFound, problem
+from penstock.connections import TIMEOUT_S, is_loopback, options
+from penstock.errors import PeerError, Unavailable
+from penstock.failover import ServerAddresses
+from penstock.problems import AuthError, Conflict, NotFound, may_be_repeated, problem, unreachable
 from penstock.protocol.exchange import Cell, cell_of
 from penstock.protocol.rest import (
     Advice,
@@ -53,15 +54,16 @@ from penstock.protocol.rest import (
 from penstock.protocol.rest import LogChunk as LogPiece
 from penstock.protocol.rest import NodeJoined as NodeGrant
 from penstock.protocol.rest import OneTimeToken as JoinToken
-from penstock.tls import ClientCertificate, advice_on_silence
+from penstock.tls import ClientCertificate
 
 __all__ = [
     "AuditEntry", "AuthError", "Client", "Conflict", "Event", "Exchange", "GraphUse", "Job", "JoinToken", "LogPiece",
     "Node", "NodeFinding", "NodeGrant", "NotFound", "Progress", "Replica", "Series", "Snapshot", "Token", "is_loopback",
     "problem",
 ]  # fmt: skip
-TIMEOUT_S, VERSION_TIMEOUT_S, UPLOAD_TIMEOUT_S = 15.0, 3.0, 120.0
+VERSION_TIMEOUT_S, UPLOAD_TIMEOUT_S = 3.0, 120.0
 SUBMIT_RETRIES, SUBMIT_PAUSE_S, SUBMIT_LONGEST_S = 3, 0.1, 1.0
+FAILOVER_S, FAILOVER_PAUSE_S, FAILOVER_LONGEST_S = 5.0, 0.1, 1.0  # while a standby takes over
 
 
 Event = TypedDict(
@@ -81,42 +83,19 @@ class Exchange(TypedDict):
     cells: list[Cell]
 
 
-def is_loopback(url: str) -> bool:
-    """True if `url` points to this machine: a proxy from the environment must not be asked then."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _context(url: str, certificate: ClientCertificate | None, *, trust_env: bool) -> ssl.SSLContext:
-    """Return a context that trusts what this machine does; to load that takes 20 ms, and http has no use for it."""
-    if not url.startswith("https://"):
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context = httpx.create_ssl_context() if trust_env else ssl.create_default_context()
-    if certificate is not None:
-        certificate.show_in(context)
-    return context
-
-
 class Client:
-    """`url`: the server's base URL, without /api/v1. `token`: a bearer token, None for the calls that need none.
+    """`url`: the server's base URL, without /api/v1, or those of several, with commas between. `token`: a bearer token.
 
-    `certificate`: what is shown to a server that asks for one; default: that of PENSTOCK_TLS_CERT, if it is set.
+    None for the calls that need none. `certificate`: what is shown to a server that asks for one; default: that of
+    PENSTOCK_TLS_CERT, if it is set. The attribute `url` is the address in use, `urls` has all.
     """
 
     def __init__(self, url: str, *, token: str | None, certificate: ClientCertificate | None = None) -> None:
-        self.url = url.rstrip("/")
-        if not self.url.startswith(("http://", "https://")):
-            raise SpecError(f"server URL is {url!r}; expected http://… or https://…")
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        local = is_loopback(self.url)  # is asked without the proxies of the environment, but by SSL_CERT_FILE, too
-        self._certificate = certificate or ClientCertificate.from_environ()
-        verify = _context(self.url, self._certificate, trust_env=not local)
-        self._http = httpx.Client(
-            base_url=self.url, headers=headers, timeout=TIMEOUT_S, trust_env=not local, verify=verify
-        )
+        self._addresses = ServerAddresses(url)
+        self.url, self.urls = self._addresses.current, str(self._addresses)
+        self._token, self._certificate = token, certificate or ClientCertificate.from_environ()
+        self._http = httpx.Client(**options(self.url, self._token, self._certificate))
+        self._opened = {self.url: self._http}
 
     def __enter__(self) -> Self:
         return self
@@ -126,7 +105,8 @@ class Client:
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        for http in self._opened.values():
+            http.close()
 
     # Jobs
 
@@ -328,7 +308,7 @@ class Client:
                         file.write(chunk)
             part.replace(path)
         except httpx.TransportError as error:
-            raise _away(self.url, error, self._certificate) from error
+            raise unreachable(self.url, error, self._certificate) from error
         finally:
             part.unlink(missing_ok=True)
 
@@ -459,21 +439,43 @@ class Client:
         return body
 
     def _request(self, method: str, path: str, *, below: str = "/api/v1", **options: Any) -> httpx.Response:
+        backoff, begin = Backoff(FAILOVER_PAUSE_S, FAILOVER_LONGEST_S, limit_s=FAILOVER_S), time.monotonic()
+        while True:
+            url, wait_s = self.url, 0.0
+            try:
+                answer = self._attempt(method, below + path, **options)
+                self._addresses.succeeded()
+                return answer
+            except Unavailable as error:
+                if len(self._addresses) == 1 or not may_be_repeated(error, method):
+                    raise
+                if self._fail_over(url):
+                    left_s = backoff.wait_within_s(time.monotonic() - begin)
+                    if left_s is None:
+                        raise
+                    wait_s = left_s
+            time.sleep(wait_s)
+
+    def _attempt(self, method: str, path: str, **options: Any) -> httpx.Response:
+        file = options.get("content")
+        if isinstance(file, IOBase):
+            file.seek(0)  # another server may have read of it
         try:
-            answer = self._http.request(method, below + path, **options)
+            answer = self._http.request(method, path, **options)
         except httpx.TransportError as error:
-            raise _away(self.url, error, self._certificate) from error
+            raise unreachable(self.urls, error, self._certificate) from error
         if answer.is_error:
             raise problem(answer)
         return answer
 
-
-def _away(url: str, error: httpx.TransportError, certificate: ClientCertificate | None) -> Unavailable:
-    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):  # something is there
-        silence = advice_on_silence(url, certificate)
-        if silence:
-            return Unavailable(f"{url} has closed the connection without an answer ({error}){silence}")
-    return Unavailable(f"no Penstock server answers at {url} ({error}); start one with 'penstock up', or give --url")
+    def _fail_over(self, url: str) -> bool:
+        """Use the server after the one at `url`; return whether none of them has answered."""
+        have_all_failed = self._addresses.failed(url)
+        self.url = self._addresses.current
+        if self.url not in self._opened:
+            self._opened[self.url] = httpx.Client(**options(self.url, self._token, self._certificate))
+        self._http = self._opened[self.url]
+        return have_all_failed
 
 
 def _if_match(etag: str | None) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 
 from penstock.errors import PenstockError, SpecError, Unavailable, UserError
+from penstock.tls import ClientCertificate, advice_on_silence
 
 
 class AuthError(UserError):
@@ -38,7 +39,30 @@ def problem(answer: httpx.Response) -> PenstockError:
     text += "".join(f"\n  {item.get('pointer') or '/'}: {item.get('message', '')}" for item in errors)
     if body.get("hint"):
         text += f"\n{body['hint']}"
-    return _error_class(answer.status_code)(text, status=answer.status_code, errors=errors)
+    was_handled = body.get("code") != "no_leader"
+    return _error_class(answer.status_code)(
+        text, status=answer.status_code, errors=errors, **({} if was_handled else {"was_handled": False})
+    )
+
+
+def unreachable(url: str, error: httpx.TransportError, certificate: ClientCertificate | None) -> Unavailable:
+    """Return the error of a request that got no answer."""
+    was_handled = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):  # something is there
+        silence = advice_on_silence(url, certificate)
+        if silence:
+            return Unavailable(f"{url} has closed the connection without an answer ({error}){silence}")
+    text = f"no Penstock server answers at {url} ({error}); start one with 'penstock up', or give --url"
+    return Unavailable(text, **({} if was_handled else {"was_handled": False}))
+
+
+def may_be_repeated(error: Unavailable, method: str) -> bool:
+    """Return whether a request can be sent to another server: no server has handled it, or it got no answer and reads.
+
+    A 503 of a server that leads is its answer: another address would give the same.
+    """
+    is_answer = getattr(error, "status", None) is not None
+    return not getattr(error, "was_handled", True) or (method == "GET" and not is_answer)
 
 
 def _error_class(status: int) -> type[PenstockError]:

@@ -270,7 +270,7 @@ MAX_JOBS = count("MAX_JOBS", "processes, from 1", "compilers that run at once", 
 DISPLAY = text("DISPLAY", "display", "whether the demo can open a browser", TOOL, "none")
 WAYLAND_DISPLAY = text("WAYLAND_DISPLAY", "display", "the same", TOOL, "none")
 
-URL = text("PENSTOCK_URL", "URL", "address of the server", TOOL, "the local server's")
+URL = text("PENSTOCK_URL", "URL, or several: a,b", "address of the server", TOOL, "the local server's")
 TOKEN = text("PENSTOCK_TOKEN", "token", "bearer token for the server", SECRET, "the local server's")
 CONFIG = path("PENSTOCK_CONFIG", "file", "profile of the local server", TOOL, "~/.penstock/config.json")
 TLS_CERT = path("PENSTOCK_TLS_CERT", "PEM file", "certificate chain that is shown to the server", TOOL, "none")

@@ -29,7 +29,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 REPORT = """
 import sys
 from pathlib import Path
-from penstock_worker.agent import look_at_machine
+from penstock_worker.machine import look_at_machine
 print([found.level for found in look_at_machine(Path(sys.argv[1])) if found.name == "state folder"])
 """
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -122,6 +122,37 @@ def test_a_job_goes_on_when_a_standby_takes_over(servers: Servers, tmp_path: Pat
     assert (numbers, end) == ([str(number) for number in range(len(numbers))], "end"), "no line is lost or doubled"
 
 
+def test_an_agent_with_two_addresses_follows_the_leader(tmp_path: Path) -> None:
+    with Servers(tmp_path, None) as servers:
+        first, its_url = servers.start()
+        until(lambda: servers.leads(first) and answers(its_url), "the first server")
+        second, url = servers.start("--standby")
+        until(lambda: answers(url), "what the standby passes on")
+        client = servers.client(f"{its_url},{url}")
+        agent = ["penstock_worker", "--url", f"{its_url},{url}", "--state-dir", str(tmp_path / "agent"), "--name", "n1"]
+        servers.run("agent", agent, PENSTOCK_JOIN_TOKEN=client.join_token()["token"])
+        go = tmp_path / "go"
+        entrypoint = [sys.executable, "-c", COUNTER.format(go=str(go))]
+        job = client.submit({"name": "j", "entrypoint": entrypoint, "mode": "command", "trainers": {"memory": "1MiB"}})
+        until(lambda: client.job(job["id"])["state"] == "RUNNING", "the job")
+        log = tmp_path / "agent.log"
+        assert f"connected to {its_url} as node" in log.read_text()
+
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        until(lambda: f"connected to {url} as node" in log.read_text(), "the agent's second connection")
+        assert servers.leads(second)
+        go.touch()
+        found = client.job(job["id"], wait_s=60.0)
+        assert (found["state"], found["attempt"], found["restarts"]) == ("SUCCEEDED", 1, 0), (
+            found["why"],
+            servers.said(),
+        )
+        *numbers, end = client.logs(job["id"], found["replicas"][0]["id"])["text"].splitlines()
+        assert (numbers, end) == ([str(number) for number in range(len(numbers))], "end"), "no line is lost or doubled"
+        assert client.url == url
+
+
 @pytest.mark.asyncio
 async def test_a_standby_needs_the_folder_of_its_leader(tmp_path: Path, postgres_copy: str) -> None:
     other = settings_for(tmp_path / "two", postgres_copy).model_copy(update={"standby": True})

@@ -127,6 +127,23 @@ def test_an_attached_process_streams_and_sends_heartbeats(server: ControlPlane) 
     assert {(frame.stream, frame.epoch) for frame in server.frames} == {(41, 1)}
 
 
+def test_of_several_servers_the_first_that_answers_is_used(server: ControlPlane) -> None:
+    (free,) = free_ports("127.0.0.1", 1)
+    session = Watched(attached(f"http://127.0.0.1:{free},{server.url}"))
+    session.progress(1, 2)
+    until(lambda: server.of(Kind.HELLO))
+    session.close()
+    assert len(server.registered) == 1
+
+
+def test_a_wrong_address_leaves_a_script_unwatched(caplog: pytest.LogCaptureFixture) -> None:
+    session = Watched(attached("127.0.0.1:80"))
+    session.progress(1, 2)
+    until(lambda: "Training goes on unwatched" in caplog.text)
+    session.close()
+    assert "PENSTOCK_URL: server URL is '127.0.0.1:80'" in caplog.text
+
+
 def test_an_attached_pserver_registers_its_endpoint(server: ControlPlane) -> None:
     session = Watched(attached(server.url))
     session.register(role="pserver", endpoint="127.0.0.1:6174")

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ with importing():
 
     from penstock.client import AuthError, Conflict
     from penstock.errors import PenstockError, SpecError, Unavailable
+    from penstock.failover import ServerAddresses
     from penstock.process.private import make_private
     from penstock.protocol.jobspec import labels_of
     from penstock.settings import JOIN_TOKEN, TLS_CERT, TLS_KEY
@@ -67,7 +69,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="penstock agent join", description="Run the agent of this machine.")
-    parser.add_argument("--url", help="address of the server, e.g. http://127.0.0.1:8470")
+    parser.add_argument(
+        "--url", help="address of the server, e.g. http://127.0.0.1:8470; of several, with commas between"
+    )
     parser.add_argument("--join-token", default=JOIN_TOKEN.read() or None, help=f"one-time token, or {JOIN_TOKEN.name}")
     parser.add_argument("--name", help="name of this node (default: host name)")
     parser.add_argument("--state-dir", type=Path, default=Path("~/.penstock/agent"))
@@ -121,10 +125,13 @@ def _terms(arguments: argparse.Namespace) -> pilot.Terms | None:
 def _identity(
     arguments: argparse.Namespace, state_dir: Path, certificate: ClientCertificate | None
 ) -> identity.Identity:
-    url = None if arguments.url is None else str(arguments.url).rstrip("/")
-    kept = identity.load(state_dir)
-    if kept is not None and url in (None, kept.url) and not arguments.join_token:
-        return kept
+    url = None if arguments.url is None else str(ServerAddresses(arguments.url))
+    former = identity.load(state_dir)
+    known = _known(former, url)
+    if known is not None and not arguments.join_token:
+        if known != former:
+            identity.write(state_dir, known)
+        return known
     if url is None or not arguments.join_token:
         raise SpecError(
             f"{state_dir} holds no node of {url or 'any server'}; give --url and --join-token "
@@ -137,6 +144,13 @@ def _identity(
         is_pilot=is_pilot, certificate=certificate,
     )  # fmt: skip
     return identity.join_within(join) if is_pilot else join()
+
+
+def _known(former: identity.Identity | None, url: str | None) -> identity.Identity | None:
+    """Return the node of a former run if it is one of the servers at `url`, with those addresses."""
+    if former is None or url is None:
+        return former
+    return replace(former, url=url) if ServerAddresses(url).shares_one_with(former.url) else None
 
 
 @contextmanager

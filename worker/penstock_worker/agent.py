@@ -25,8 +25,8 @@ from websockets.exceptions import InvalidMessage, InvalidStatus, WebSocketExcept
 from penstock.backoff import Backoff
 from penstock.client import AuthError, Client, is_loopback
 from penstock.errors import PeerError, SpecError, UserError
-from penstock.machine.findings import Finding, to_mend
-from penstock.machine.survey import findings_of_machine, read_state_folder
+from penstock.failover import ServerAddresses
+from penstock.machine.findings import Finding
 from penstock.process import cell, proc
 from penstock.protocol.agent import (
     Desired,
@@ -49,6 +49,7 @@ from penstock_worker import lease, messages, pilot, ports, stacks, statedirs
 from penstock_worker.accounts import Account, open_way
 from penstock_worker.background import in_thread
 from penstock_worker.identity import FILE, Identity
+from penstock_worker.machine import look_at_machine
 from penstock_worker.outgoing import Outgoing
 from penstock_worker.reconcile import NONE_PREEMPTED, Forget, Life, Observed, Preempt, Start, Stop, reconcile
 from penstock_worker.replica import Replica, life, load
@@ -86,6 +87,7 @@ class Agent:
 
     def __init__(self, identity: Identity, settings: Settings) -> None:
         self._identity = identity
+        self._servers = ServerAddresses(identity.url)
         self._settings = settings
         self._instance = secrets.token_hex(8)
         self._lease_path = settings.state_dir / "lease.json"
@@ -303,7 +305,7 @@ class Agent:
 
     def _download(self, sha256: str, path: Path) -> None:
         identity, shown = self._identity, self._settings.certificate
-        with Client(identity.url, token=identity.token, certificate=shown) as client:
+        with Client(self._servers.from_current, token=identity.token, certificate=shown) as client:
             client.download_snapshot(sha256, path)
 
     # Connection
@@ -312,27 +314,39 @@ class Agent:
         backoff = Backoff(BACKOFF_MIN_S, BACKOFF_MAX_S)
         # Not `while True`: a task group whose child fails while it is cancelled reports the failure alone (3.11).
         while not self._leaving:
+            url, was_welcome = self._servers.current, False
             try:
-                if await self._connection():
-                    backoff.reset()
+                was_welcome = await self._connection(url)
             except InvalidStatus as error:
-                self._refused(error)
+                self._refused(url, error)
             except SpecError as error:  # a certificate that is being renewed
                 _log.warning("%s", error)
             except (OSError, WebSocketException) as error:
                 is_closed = isinstance(error, InvalidMessage | ConnectionResetError)
-                advice = advice_on_silence(self._identity.url, self._settings.certificate) if is_closed else ""
-                _log.warning("%s is unreachable: %s%s", self._identity.url, error, advice)
+                advice = advice_on_silence(url, self._settings.certificate) if is_closed else ""
+                _log.warning("%s is unreachable: %s%s", url, error, advice)
             self._outgoing = None
+            if was_welcome:
+                backoff.reset()
+                self._servers.succeeded()
+            elif not self._go_to_next(url):
+                continue
             await asyncio.sleep(backoff.wait_s())
 
-    def _refused(self, error: InvalidStatus) -> None:
+    def _go_to_next(self, url: str) -> bool:
+        """Use the next server; return whether none of them has answered."""
+        have_all_failed = self._servers.failed(url)
+        if len(self._servers) > 1:
+            _log.info("the next server is %s", self._servers.current)
+        return have_all_failed
+
+    def _refused(self, url: str, error: InvalidStatus) -> None:
         status = error.response.status_code
         why = messages.explanation(error.response.body)
-        _log.warning("%s answers %d to this node%s", self._identity.url, status, f": {why}" if why else "")
+        _log.warning("%s answers %d to this node%s", url, status, f": {why}" if why else "")
         if status in (401, 403) and lease.now() > self._lease.end:
             raise AuthError(
-                f"{self._identity.url} does not accept this node ({self._identity.node_id}, HTTP {status}): "
+                f"{url} does not accept this node ({self._identity.node_id}, HTTP {status}): "
                 + (why or "make a join token with 'penstock agent token' and join again with --join-token")
                 + self._left_running()
             )
@@ -341,10 +355,10 @@ class Agent:
         pids = [str(r.guard_pid) for r in self._replicas.values() if r.guard_pid is not None and not r.report.terminal]
         return f"; what runs here goes on until then: end it with 'kill {' '.join(pids)}'" if pids else ""
 
-    async def _connection(self) -> bool:
+    async def _connection(self, url: str) -> bool:
         """Hold one connection until it breaks. Returns whether it came to a welcome."""
         welcomed = False
-        parts = urlsplit(self._identity.url)
+        parts = urlsplit(url)
         address = parts._replace(scheme="wss" if parts.scheme == "https" else "ws", path="/api/v1/agent").geturl()
         async with connect(
             address,
@@ -353,7 +367,7 @@ class Agent:
             max_size=MAX_MESSAGE_BYTES,
             ssl=await in_thread(context_for, address, self._settings.certificate),
             close_timeout=CLOSE_S,
-            proxy=None if is_loopback(self._identity.url) else True,
+            proxy=None if is_loopback(url) else True,
         ) as websocket:
             try:
                 outgoing, ttl_s = await self._greet(websocket)
@@ -362,7 +376,7 @@ class Agent:
                     tasks.create_task(self._send(websocket, outgoing, ttl_s))
                     tasks.create_task(self._receive(websocket, outgoing, ttl_s))
             except* (OSError, WebSocketException, PeerError, UserError) as group:
-                _log.warning("connection to %s ended: %s", self._identity.url, group.exceptions[0])
+                _log.warning("connection to %s ended: %s", url, group.exceptions[0])
         return welcomed
 
     async def _greet(self, websocket: ClientConnection) -> tuple[Outgoing, float]:
@@ -394,7 +408,7 @@ class Agent:
         self._outgoing = Outgoing(self._replicas, welcome.log_offsets)
         self._drain_sent = self._drain_confirmed = False
         self._heartbeat_at = 0.0
-        _log.info("connected to %s as node %s", self._identity.url, welcome.node_id)
+        _log.info("connected to %s as node %s", self._servers.current, welcome.node_id)
         return self._outgoing, welcome.lease_ttl_s
 
     def _renew(self, expires_at: float) -> None:
@@ -483,16 +497,3 @@ class Agent:
 def _address(websocket: ClientConnection) -> str:
     """Return the address of this node on the way to the server, or what PENSTOCK_NODE_ADDRESS says."""
     return NODE_ADDRESS.read() or str(websocket.local_address[0])
-
-
-def look_at_machine(state_dir: Path) -> tuple[Finding, ...]:
-    """Return what `penstock doctor --no-torch` finds here and is not ok, and log it: sent with each hello. Some 30 ms.
-
-    Raises SpecError for a wrong PENSTOCK_ABSENT.
-    """
-    state = read_state_folder(state_dir, advice="give the agent another folder with --state-dir").finding()
-    found = to_mend((*findings_of_machine(), state))
-    for one in found:
-        level = logging.ERROR if one.level == "error" else logging.WARNING
-        _log.log(level, "this machine: %s: %s; %s", one.name, one.detail, one.advice)
-    return found

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`token` opens the agent's websocket at `url` and nothing else."""
+    """`token` opens the agent's websocket at `url` and nothing else. `url`: of several servers, with commas between."""
 
     url: str
     node_id: str
@@ -43,6 +43,11 @@ def load(state_dir: Path) -> Identity | None:
         return None
     except (ValueError, TypeError) as error:
         raise SpecError(f"{state_dir / FILE} is damaged ({error}); remove it and join again") from error
+
+
+def write(state_dir: Path, identity: Identity) -> None:
+    """Write what later runs load."""
+    lease.write_json(state_dir / FILE, asdict(identity))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,7 @@ def join(
                 ) from error
             raise
     identity = Identity(url, answer["node_id"], answer["node_token"])
-    lease.write_json(state_dir / FILE, asdict(identity))
+    write(state_dir, identity)
     return identity
 
 

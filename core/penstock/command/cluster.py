@@ -152,7 +152,7 @@ def serve(cluster: Cluster, make: MakeProvisioner) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s cluster %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     with profile.connect(cluster.url, cluster.token) as client:
-        settings = cluster.settings(client.url)
+        settings = cluster.settings(client.urls)
         provisioner = make(settings.folder)
         keeper = Keeper(client, provisioner, settings)
         if cluster.plan:

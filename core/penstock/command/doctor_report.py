@@ -113,6 +113,7 @@ def read_server(url: str | None, token: str | None) -> Server:
 
     try:
         with Client(address, token=secret) as client:
-            return Server(address, client.server_version(), __version__, None, is_asked_for=url is not None)
+            version = client.server_version()
+            return Server(client.url, version, __version__, None, is_asked_for=url is not None)
     except PenstockError as error:
         return Server(address, "", __version__, error, is_asked_for=url is not None)

@@ -150,15 +150,18 @@ def agent_token(
     with connect(url, token) as client:
         made = client.join_token(expires_in_s=expires_in)
         if json:
-            emit_json({**made, "url": client.url})
+            emit_json({**made, "url": client.urls})
             return
-        note(f"on the new machine: penstock agent join --url {client.url} --join-token …")
+        note(f"on the new machine: penstock agent join --url {client.urls} --join-token …")
     print(made["token"])
 
 
 @agent_commands.command("join")
 def agent_join(
-    url: Annotated[str | None, typer.Option("--url", envvar=settings.URL.name, help="address of the server")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", envvar=settings.URL.name, help="of the server; of several, with commas between"),
+    ] = None,
     join_token: Annotated[
         str | None, typer.Option("--join-token", envvar=settings.JOIN_TOKEN.name, help="from 'penstock agent token'")
     ] = None,

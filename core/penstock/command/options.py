@@ -11,7 +11,9 @@ from penstock.settings import TOKEN, URL
 
 Url = Annotated[
     str | None,
-    typer.Option("--url", envvar=URL.name, help="address of the server (default: the one of 'penstock up')"),
+    typer.Option(
+        "--url", envvar=URL.name, help="address of the server, or several: a,b (default: that of 'penstock up')"
+    ),
 ]
 Token = Annotated[
     str | None,

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import socket
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.errors import PeerError, Unavailable
+from penstock.errors import PeerError, SpecError, Unavailable
+from penstock.failover import ServerAddresses
 from penstock.protocol.attach import REGISTERED, STORED, Heartbeat, Register, Registered
 from penstock.protocol.completeness import COUNTED
 from penstock.protocol.contract import MAX_LEFT_BYTES, Attached, Managed
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 OPEN_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
 LINGER_S = 0.5
+_log = logging.getLogger(__name__)
 
 
 class Link(Protocol):
@@ -297,10 +301,33 @@ def _hung_up(attached: Attached, identity: ProcessIdentity, error: Exception) ->
 
 
 def dialer(contract: Managed | Attached, identity: Callable[[], ProcessIdentity]) -> Callable[[], Link]:
-    """Return what opens a connection."""
+    """Return what opens a connection; of several servers, to the first that answers."""
     if isinstance(contract, Managed):
         return lambda: UnixLink(contract)
-    return lambda: WebsocketLink(contract, identity())
+    try:
+        addresses = ServerAddresses(contract.url)
+    except SpecError as error:
+        return partial(_refuse, f"PENSTOCK_URL: {error}")
+    return partial(_dial_one_of, addresses, contract, identity)
+
+
+def _refuse(why: str) -> Link:
+    raise PeerError(why)
+
+
+def _dial_one_of(addresses: ServerAddresses, attached: Attached, identity: Callable[[], ProcessIdentity]) -> Link:
+    """Open a connection to the server that is in use, else to the next that answers. Raises the last one's error."""
+    while True:
+        url = addresses.current
+        try:
+            link = WebsocketLink(replace(attached, url=url), identity())
+        except Unavailable as error:
+            if addresses.failed(url):
+                raise
+            _log.warning("%s; next: %s", error, addresses.current)
+        else:
+            addresses.succeeded()
+            return link
 
 
 def leaver(contract: Managed | Attached) -> Callable[[], Link] | None:
