@@ -1,9 +1,9 @@
 """The database: one engine, read sessions, and write transactions that remember what they changed.
 
-`write()` commits explicitly at its end, or rolls everything back; after the commit (never before) the
-effects that it gathered go to `on_commit`, which wakes pipelines and subscribers. On SQLite a write
-begins IMMEDIATE, so that a read followed by a write never fails half way with SQLITE_BUSY. Migrations run when the
-server starts, under an advisory lock on PostgreSQL; on SQLite the lock of the state folder (`statedir`) serves.
+`write()` commits explicitly at its end, or rolls everything back; after the commit (never before) the effects that it
+gathered go to `on_commit`, which wakes pipelines and subscribers. On SQLite a write begins IMMEDIATE, so that a read
+followed by a write never fails half way with SQLITE_BUSY. Migrations run when the server starts, under an advisory lock
+on PostgreSQL; on SQLite the lock of the state folder (`statedir`) serves.
 """
 
 from __future__ import annotations
@@ -332,8 +332,7 @@ def _insert(row: Base) -> Insert:
     return insert(table).values({column.key: getattr(row, column.key) for column in table.columns})
 
 
-_DAMAGED = ("file is not a database", "disk image is malformed")
-_FULL = ("disk is full", "No space left on device", "disk quota")
+_FULL = ("disk is full", "No space left on device", "Disk quota exceeded")
 
 
 @contextmanager
@@ -344,7 +343,7 @@ def _away_as_such() -> Iterator[None]:
     except (OperationalError, InterfaceError, PoolTimeout) as error:
         raise _away(error) from error
     except DBAPIError as error:
-        if any(text in str(error.orig) for text in _DAMAGED):
+        if any(text in str(error.orig) for text in ("file is not a database", "disk image is malformed")):
             raise DatabaseDamaged(
                 f"the database is damaged: {error.orig}. Stop the server, and put a backup of it in its place, or move "
                 "it away to begin with an empty one."
@@ -356,7 +355,8 @@ def _away_as_such() -> Iterator[None]:
 
 def _away(error: Exception) -> DatabaseAway:
     cause = (str(getattr(error, "orig", None) or error).strip() or type(error).__name__).splitlines()[0][:200]
-    if any(text in cause for text in _FULL):
+    refused = getattr(getattr(error, "orig", None), "sqlite_errorname", "") == "SQLITE_IOERR_WRITE"  # EDQUOT, too
+    if refused or any(text in cause for text in _FULL):
         return StorageFull(f"the server's disk is full: {cause}. What runs goes on; make room for more.", cause=cause)
     return DatabaseAway(f"the database cannot be used now: {cause}. What runs goes on; try again.", cause=cause)
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import DBAPIError
 from tests.server.harness import FakeAgent, FakeClock, Server, running, settings_for
 from tests.server.postgres_cluster import Cluster
 from tests.support.waiting import LIMIT_S, until_answer
 
 from penstock.protocol.frames import Kind
-from penstock_server.db import DatabaseAway
+from penstock_server.db import DatabaseAway, StorageFull, _away_as_such
 from penstock_server.services import orders
 from penstock_server.services.leases import UNWATCHED_S, Leases, Standing
 
@@ -77,6 +84,38 @@ async def test_a_full_disk_is_an_answer_and_costs_no_node(
             assert answer["stored"] is False
             assert (await server.job(job["id"]))["state"] == "RUNNING"
     assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_a_quota_of_postgresql_is_a_full_disk() -> None:
+    said = f'could not extend file "base/1/2": {os.strerror(errno.EDQUOT)}'
+    with pytest.raises(StorageFull, match=re.escape(said)), _away_as_such():
+        raise DBAPIError("INSERT", {}, Exception(said))
+
+
+async def test_a_file_of_sqlite_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
+    """As under a quota: to SQLite one is an error of writing, as RLIMIT_FSIZE is."""
+    code = """
+import resource, sqlite3, sys
+from sqlalchemy.exc import OperationalError
+from penstock_server.db import StorageFull, _away_as_such
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+connection = sqlite3.connect(sys.argv[1])
+try:
+    with _away_as_such():
+        try:
+            connection.execute("CREATE TABLE t (c)")
+            connection.execute("INSERT INTO t VALUES (zeroblob(1000000))")
+            connection.commit()
+        except sqlite3.OperationalError as error:
+            raise OperationalError("INSERT", {}, error) from error
+except StorageFull as error:
+    print(error)
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, tmp_path / "db", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    said, errors = await process.communicate()
+    assert b"the server's disk is full: disk I/O error" in said, errors
 
 
 async def conditions(server: Server) -> list[dict[str, Any]]:
