@@ -58,6 +58,18 @@ watch.close()
 """Trains nothing, and produces the events of 250 steps a second, of which the budget takes a third."""
 
 
+LOGS_TABLES = """
+import os, time
+import penstock
+
+for step in (1, 2, 3):
+    while not os.path.exists(f"{home}/step{{step}}"):
+        time.sleep(0.02)
+    penstock.log({{"confusion": penstock.Table(["step", "label"], [[step, "a"]])}}, step=step)
+    open(f"{home}/logged{{step}}", "w").close()
+"""
+
+
 class Site(Protocol):
     home: Path
     started: list[Popen[str]]
@@ -154,6 +166,31 @@ def test_a_killed_server_that_comes_back_finds_the_job_going_on(site: Site, unti
     assert site.log(job) == f"{pid}\nend\n"
     assert reading.stdout.read() == "end\n", "a reader waits for the server as well"
     assert reading.wait() == 0
+
+
+def test_a_table_logged_while_the_server_is_away_arrives_once(site: Site, until: Until) -> None:
+    server, command = serve(site, until)
+    job = site.submit(site.job("tables", LOGS_TABLES.format(home=str(site.home))))
+
+    def steps() -> list[int]:
+        with site.client as client:
+            return [item["step"] for one in client.media(job) for item in one["items"]]
+
+    (site.home / "step1").touch()
+    until(lambda: steps() == [1])
+    server.kill()
+    server.wait()
+    (site.home / "step2").touch()
+    until((site.home / "logged2").exists)
+    site.start(*command)
+    until(site.ready)
+    (site.home / "step3").touch()
+    until(lambda: site.look(job)["state"] == "SUCCEEDED")
+    with site.client as client:
+        [series] = client.media(job)
+        contents = [client.media_content(job, item["id"]) for item in series["items"]]
+    assert [item["step"] for item in series["items"]] == [1, 2, 3], "none is lost or there twice"
+    assert [one["rows"] for one in contents] == [[[step, "a"]] for step in (1, 2, 3)]
 
 
 def recorded(client: Client, job: str, streams: list[int]) -> tuple[Counter[int], Counter[int]]:
