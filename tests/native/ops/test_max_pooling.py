@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 import pytest
@@ -36,12 +37,19 @@ def expected(x: Tensor, grad: Tensor, *, relu: bool) -> tuple[Tensor, Tensor]:
     return y, torch.ops.aten.threshold_backward(back, given, 0) if relu else back
 
 
+def same_values(y: Tensor, wanted: Tensor, *, relu: bool) -> bool:
+    """Compare bits; on Arm not the sign of a zero that relu gives: torch's has either, by the place in a vector."""
+    if relu and platform.machine() == "aarch64":
+        y, wanted = y + 0.0, wanted + 0.0
+    return same_bits(y, wanted)
+
+
 def assert_torchs_bits(x: Tensor, grad: Tensor, *, relu: bool) -> None:
     """Compare both directions."""
     y, places = _OPS.max_pool_2x2(x, relu)
     wanted_y, wanted_x = expected(x, grad, relu=relu)
     assert places.dtype == torch.uint8
-    assert same_bits(y, wanted_y)
+    assert same_values(y, wanted_y, relu=relu)
     assert same_bits(_OPS.max_pool_2x2_backward(grad, places), wanted_x)
 
 
@@ -80,7 +88,7 @@ def test_other_layouts_and_several_threads_have_the_same_bits() -> None:
     x, grad = images(8, 6, 40, 36, dtype=torch.float32), images(8, 6, 20, 18, dtype=torch.float32, seed=1)
     turned = x.to(memory_format=torch.channels_last)
     y, places = _OPS.max_pool_2x2(turned, True)
-    assert same_bits(y, expected(x, grad, relu=True)[0])
+    assert same_values(y, expected(x, grad, relu=True)[0], relu=True)
     spread = _OPS.max_pool_2x2_backward(
         grad.to(memory_format=torch.channels_last), places.to(memory_format=torch.channels_last)
     )
