@@ -110,6 +110,7 @@ else
 	$(BIN)/python -m bench table
 	$(BIN)/python -m bench datafeed
 	$(BIN)/python -m bench transport
+	$(BIN)/python -m bench tls
 	$(BIN)/python -m bench collective
 	$(BIN)/python -m bench checkpoints
 	$(BIN)/python -m bench startup

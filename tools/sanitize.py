@@ -17,7 +17,7 @@ from penstock.errors import UserError
 from penstock.native import build
 
 TESTS = Path(__file__).resolve().parents[1] / "tests" / "native" / "stress"
-_CHANNEL = ("ps/channel.cpp", "ps/message.cpp", "ps/region.cpp")
+_CHANNEL = ("ps/channel.cpp", "ps/message.cpp", "ps/region.cpp", "ps/stream.cpp")
 PARTS = {
     "engine": ("engine/clock.cpp", "engine/engine.cpp", "engine/host.cpp", "engine/schedule.cpp"),
     "table": ("table/batch.cpp", "table/index.cpp", "table/pool.cpp", "table/table.cpp", "ops/initial.cpp"),

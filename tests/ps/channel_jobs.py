@@ -51,7 +51,10 @@ class Job:
         self.storages = storages(mode) if stored is None else stored
         self.servers = [
             ParameterServer(
-                ServerSettings("127.0.0.1:0", i, trainers, mode, state_dir=state_dir, lease_s=lease_s), storage
+                ServerSettings(
+                    "127.0.0.1:0", i, trainers, mode, state_dir=state_dir, lease_s=lease_s, tls=settings.get("tls")
+                ),
+                storage,
             )
             for i, storage in enumerate(self.storages)
         ]
@@ -180,6 +183,7 @@ def raw_channel(job: Job) -> socket.socket:
     connection.connect("\0" + address)
     opening = Message("channel", {"job": "local", "trainer": 0, "epoch": 1})
     descriptor, _ = channel_of(Line(connection), Message("hello", {"job": "local", "token": ""}), opening, 1e12)
+    assert isinstance(descriptor, int), "no TLS here"
     return socket.socket(fileno=descriptor)
 
 

@@ -354,6 +354,7 @@ def test_both_ends_of_a_channel_break_within_20_s_of_silence(start: Start, monke
     link = job.clients[0].links[0]
     descriptor, _ = link.route.open_channel(link._message("channel"), deadline_s=LIMIT_S)
     until(lambda: accepted, "the server has accepted the connection")
+    assert isinstance(descriptor, int)
     with socket.socket(fileno=descriptor) as ours, accepted[0] as theirs:
         assert alive_within_s(ours) == [20, 20]
         assert alive_within_s(theirs) == [20, 20]

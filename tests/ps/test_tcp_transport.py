@@ -15,7 +15,8 @@ import trustme
 from tests.support.waiting import LIMIT_S
 
 from penstock.errors import PeerError, Unavailable
-from penstock.ps.transport.tcp import CHUNK_BYTES, TcpClient, TcpServer, Tls, assembled, chunks
+from penstock.ps.transport.secure import Tls
+from penstock.ps.transport.tcp import CHUNK_BYTES, TcpClient, TcpServer, assembled, chunks
 from penstock.ps.wire import Message, WireError, WireTensor
 
 Array = npt.NDArray[Any]

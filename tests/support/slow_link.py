@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+from penstock.ps.transport.frames import Connection
 from penstock.ps.transport.tcp import Route
 from penstock.ps.wire import Message
 
@@ -24,10 +25,11 @@ def slow_link(endpoint: str, bytes_per_s: float) -> Iterator[None]:
     """Lead channels to `endpoint` that are opened meanwhile over a link of this rate, each way. Not shared memory."""
     opens = Route.open_channel
 
-    def through(self: Route, message: Message, *, deadline_s: float) -> tuple[int, list[str]]:
+    def through(self: Route, message: Message, *, deadline_s: float) -> tuple[Connection, list[str]]:
         descriptor, blocks = opens(self, message, deadline_s=deadline_s)
         if self.address.endpoint != endpoint:
             return descriptor, blocks
+        assert isinstance(descriptor, int), "no TLS here"
         return relayed(socket.socket(fileno=descriptor), bytes_per_s), blocks
 
     Route.open_channel = through  # type: ignore[method-assign]  # for a while

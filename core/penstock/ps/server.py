@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock import telemetry
-from penstock.errors import PenstockError, SpecError, Unavailable
+from penstock.errors import PeerError, PenstockError, SpecError, Unavailable
 from penstock.ps.channel_requests import ChannelRequests
 from penstock.ps.dispatcher import Dispatcher, Stragglers
 from penstock.ps.durability.server_snapshots import StateLock
@@ -32,7 +32,8 @@ from penstock.ps.settings import ServerSettings
 from penstock.ps.state import ServerState, Updates
 from penstock.ps.storage import Storage
 from penstock.ps.transport.local import Guarded, LineServer, listener_beside
-from penstock.ps.transport.tcp import TcpServer, Tls
+from penstock.ps.transport.secure import Tls, server_context
+from penstock.ps.transport.tcp import TcpServer
 from penstock.ps.wire import Message
 
 _log = logging.getLogger(__name__)
@@ -152,16 +153,22 @@ class ParameterServer:
         local = LineServer(requests.answer, job=settings.job, token=settings.token, channels=channels)
         self._transports.append(local)
         requests.address = local.address
-        if settings.tls is None:
-            listener = listener_beside(settings.endpoint)
-            streams = LineServer(
-                requests.answer, job=settings.job, token=settings.token, channels=channels, listener=listener
-            )
-            self._transports.append(streams)
-            requests.port = listener.getsockname()[1]
         files, tls = settings.tls, None
         if files is not None and files.cert is not None and files.key is not None:
             tls = Tls(key=files.key.read_bytes(), certificate=files.cert.read_bytes())
+        try:
+            context = None if tls is None else server_context(tls)
+        except PeerError as error:
+            text = f"steps go through gRPC, which takes several times the processor time: {error}"
+            self._report(logging.WARNING, text)
+        else:
+            listener = listener_beside(settings.endpoint)
+            streams = LineServer(
+                requests.answer, job=settings.job, token=settings.token, channels=channels, listener=listener,
+                tls=context,
+            )  # fmt: skip
+            self._transports.append(streams)
+            requests.port = listener.getsockname()[1]
 
         def over_grpc(message: Message) -> Message | Guarded:
             self._uses_grpc |= message.kind not in ("where", "port")  # with which a trainer finds another way

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import threading
 import time
 from collections import defaultdict
@@ -34,8 +33,10 @@ from penstock.ps.remote import Descriptor
 from penstock.ps.retry import FIRST_S, LARGEST_S, Acknowledged, Named, OpenRound, missed
 from penstock.ps.rounds.messages import GIVE_UP, TrainerIncarnation
 from penstock.ps.settings import TrainerSettings
+from penstock.ps.transport.frames import Connection, close_connection
 from penstock.ps.transport.local import Answered
-from penstock.ps.transport.tcp import Address, Route, Tls
+from penstock.ps.transport.secure import Tls
+from penstock.ps.transport.tcp import Address, Route
 from penstock.ps.wire import Message, Origin, Value, WireTensor, from_wire, to_wire
 
 _log = logging.getLogger(__name__)
@@ -262,11 +263,11 @@ class ServerLink:
         joined_as = self._joined_as
         if not joined_as or not self._may_arm():
             return
-        opened: list[int] = []
+        opened: list[Connection] = []
         try:
             for _ in range(NUM_CHANNELS):
-                descriptor, blocks = self.route.open_channel(self._message("channel"), deadline_s=CHANNEL_S)
-                opened.append(descriptor)
+                connection, blocks = self.route.open_channel(self._message("channel"), deadline_s=CHANNEL_S)
+                opened.append(connection)
         except PeerError as error:
             self._has_channels = False
             text = f"steps at {self.endpoint} go through gRPC, which takes several times the processor time: {error}"
@@ -275,8 +276,8 @@ class ServerLink:
             _log.debug("no channel to %s yet: %s", self.endpoint, error)
         finally:
             if len(opened) < NUM_CHANNELS:
-                for descriptor in opened:
-                    os.close(descriptor)
+                for connection in opened:
+                    close_connection(connection)
         if len(opened) < NUM_CHANNELS:
             return
         local = self.route.is_local

@@ -90,7 +90,7 @@ class Machine {  // what Python does
 
   // Answers until the connection is broken.
   void serve(int descriptor) {
-    Answers answers(descriptor, traffic_, true);
+    Answers answers(std::make_shared<Channel>(descriptor, true), traffic_);
     try {
       while (true) {
         const auto request = answers.receive(false);

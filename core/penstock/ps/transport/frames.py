@@ -27,6 +27,7 @@ import numpy as np
 from penstock.errors import PeerError, Unavailable
 from penstock.logger import warn_once
 from penstock.machine.capability import capability
+from penstock.native.openssl import SecureSocket
 from penstock.ps.wire import MAX_HEAD_BYTES, Message, decode, encode
 
 _log = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ def receive_region(descriptor: int) -> Region:
 
 _PREFIX = struct.Struct("<4sIIQ")
 _MAGIC = b"PSL1"
+_TLS = (b"\x15\x03", b"\x16\x03")  # an alert or a handshake
 _SHARED, _REGION = 1, 2
 _INLINE_BELOW = 16 << 10  # bytes: a copy through the socket costs less than looking at another page
 MAX_BODY_BYTES = 1 << 36
@@ -115,6 +117,18 @@ _MOST = 32 << 10  # bytes of a frame that are received at once: a head and a bod
 _TIMEVAL = struct.Struct("@ll")
 _LONGEST_S = 1 << 30
 _DIRECTIONS = (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)
+
+
+Connection = int | SecureSocket
+"""A connection that has left its line: a descriptor, or one with TLS."""
+
+
+def close_connection(connection: Connection) -> None:
+    """Close a connection that nothing uses."""
+    if isinstance(connection, int):
+        os.close(connection)
+    else:
+        connection.shut_down()  # its descriptor is closed with the object
 
 
 class Closed(Unavailable):
@@ -152,19 +166,24 @@ class Line:
         start = _PREFIX.pack(_MAGIC, flags, len(head), length) + head
         if length < _INLINE_BELOW:
             start, parts = b"".join([start, *parts]), []
-        self._limit(socket.SO_SNDTIMEO, deadline)
         try:
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-            sent = self._socket.sendmsg([start], ancillary)
-            if sent < len(start):
-                self._socket.sendall(start[sent:])
-            for part in () if flags & _SHARED else parts:
-                self._limit(socket.SO_SNDTIMEO, deadline)
-                self._socket.sendall(part)
+            self._write(start, [] if flags & _SHARED else parts, descriptors, deadline)
         except BlockingIOError as error:
             raise Unavailable("the other side did not take the message within the deadline") from error
         except OSError as error:
             raise Closed(f"the connection broke while sending: {error}") from error
+
+    def _write(
+        self, start: bytes, parts: Sequence[memoryview | bytes], descriptors: Sequence[int], deadline: float
+    ) -> None:
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        self._limit(socket.SO_SNDTIMEO, deadline)
+        sent = self._socket.sendmsg([start], ancillary)
+        if sent < len(start):
+            self._socket.sendall(start[sent:])
+        for part in parts:
+            self._limit(socket.SO_SNDTIMEO, deadline)
+            self._socket.sendall(part)
 
     def _place(self, parts: Sequence[memoryview | bytes], length: int) -> tuple[int, list[int]]:
         """Put the body into shared memory if that pays and is possible; return (flags, descriptors to pass)."""
@@ -213,6 +232,8 @@ class Line:
                 received.callback(os.close, descriptor)
             if not start:
                 raise Closed("the other side has closed the connection")
+            if start[:2] in _TLS:
+                raise PeerError("the other side speaks TLS, and this side does not")
             start = bytes(self._exactly(max(_PREFIX.size, len(start)), deadline, start))
             magic, flags, head_length, length = _PREFIX.unpack_from(start)
             if magic != _MAGIC or head_length > MAX_HEAD_BYTES + 8:
@@ -254,13 +275,16 @@ class Line:
         while got < length:
             if got == len(data):
                 data.extend(bytes(min(got, length - got)))
-            self._limit(socket.SO_RCVTIMEO, deadline)
             with memoryview(data) as view:
-                count = self._socket.recv_into(view[got : got + _CHUNK])
+                count = self._read_into(view[got : got + _CHUNK], deadline)
             if not count:
                 raise Closed("the other side has closed the connection within a frame")
             got += count
         return data
+
+    def _read_into(self, to: memoryview, deadline: float) -> int:
+        self._limit(socket.SO_RCVTIMEO, deadline)
+        return self._socket.recv_into(to)
 
     def _limit(self, direction: int, deadline: float) -> None:
         """Bound the next call of the socket in a direction, SO_RCVTIMEO or SO_SNDTIMEO: the kernel keeps the limit.
@@ -288,7 +312,10 @@ class Line:
         with contextlib.suppress(OSError):  # broken already
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def detach(self) -> int:
+    def open(self, deadline: float) -> None:
+        """Do what precedes the first frame: here nothing. Raises Unavailable, PeerError."""
+
+    def detach(self) -> Connection:
         """Return the connection's descriptor, which is the caller's now, and give the memory back."""
         descriptor = self._socket.detach()
         self.close()

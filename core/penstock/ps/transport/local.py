@@ -29,8 +29,9 @@ from typing import Protocol
 from penstock.errors import PeerError, PenstockError, Unavailable
 from penstock.logger import warn_once
 from penstock.machine.capability import capability
-from penstock.native.channels import Answers, Prepared, Request, Traffic
-from penstock.ps.transport.frames import Closed, Line
+from penstock.native.channels import Answers, Prepared, Request, TlsContext, Traffic
+from penstock.ps.transport.frames import Closed, Connection, Line
+from penstock.ps.transport.secure import SecureLine
 from penstock.ps.wire import Message, WireError
 
 _log = logging.getLogger(__name__)
@@ -137,7 +138,8 @@ def keep_alive(connection: socket.socket) -> None:
 class LineServer:
     """Serves `handler` to processes of this host, and `channels`. `address`: what a client connects to.
 
-    `listener`: a bound TCP socket, to serve other hosts with instead; bodies go through the connection then.
+    `listener`: a bound TCP socket, to serve other hosts with instead; bodies go through the connection then, with `tls`
+    encrypted.
     """
 
     def __init__(
@@ -148,7 +150,9 @@ class LineServer:
         token: str,
         channels: ChannelHandler | None = None,
         listener: socket.socket | None = None,
+        tls: TlsContext | None = None,
     ) -> None:
+        self._tls = tls
         self._handler, self._job, self._token, self._channels = handler, job, token, channels
         self._prepared = None if channels is None else channels.prepared
         self._shares = listener is None
@@ -180,7 +184,7 @@ class LineServer:
                 continue
             if not self._shares:
                 keep_alive(connection)
-            line = Line(connection, shares=self._shares)
+            line = Line(connection, shares=self._shares) if self._tls is None else SecureLine(connection, self._tls)
             try:
                 self._begin(line)
             except RuntimeError:  # no thread is to be had
@@ -220,6 +224,11 @@ class LineServer:
 
     def _authenticate(self, line: Line) -> bool:
         deadline = time.monotonic() + HELLO_S
+        try:
+            line.open(deadline)
+        except PeerError as error:
+            warn_once(_log, f"a connection to the port for channels was refused: {error}", self, about="refused")
+            raise
         hello = line.receive(deadline, max_body=0)  # not authenticated yet
         right = hello.kind == "hello" and hello.fields["job"] == self._job
         if right and hmac.compare_digest(str(hello.fields["token"]).encode(), self._token.encode()):
@@ -308,12 +317,13 @@ class LineServer:
                 thread.join()
 
 
-def channel_of(line: Line, hello: Message, message: Message, deadline: float) -> tuple[int, list[str]]:
-    """Make a new connection a channel; return its descriptor and the server's blocks. Takes the line over.
+def channel_of(line: Line, hello: Message, message: Message, deadline: float) -> tuple[Connection, list[str]]:
+    """Make a new connection a channel; return it and the server's blocks. Takes the line over.
 
     Raises Unavailable, PeerError (a server that has no channels).
     """
     try:
+        line.open(deadline)
         for asked in (hello, message):
             line.send(asked, deadline)
             answer = line.receive(deadline)
@@ -389,8 +399,8 @@ class LocalClient:
             raise Closed(f"no server listens at {self._address}: {error}") from error
         return Line(connection)
 
-    def open_channel(self, message: Message, *, deadline_s: float) -> tuple[int, list[str]]:
-        """Return the descriptor of a connection that is a channel, which is the caller's, and the server's blocks.
+    def open_channel(self, message: Message, *, deadline_s: float) -> tuple[Connection, list[str]]:
+        """Return a connection that is a channel, which is the caller's, and the server's blocks.
 
         Raises Unavailable, PeerError (a server that has none).
         """

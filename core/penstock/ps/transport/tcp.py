@@ -21,9 +21,9 @@ from typing import Any
 
 import grpc
 
-from penstock.errors import PeerError, SpecError, Unavailable
+from penstock.errors import PeerError, Unavailable
 from penstock.logger import warn_once
-from penstock.ps.transport.frames import MAX_BODY_BYTES, Line
+from penstock.ps.transport.frames import MAX_BODY_BYTES, Connection, Line
 from penstock.ps.transport.local import (
     DRAIN_S,
     Answered,
@@ -36,6 +36,7 @@ from penstock.ps.transport.local import (
     refusal,
     refused,
 )
+from penstock.ps.transport.secure import SecureLine, Tls, client_context
 from penstock.ps.wire import MAX_HEAD_BYTES, Message, WireError, announced_body, decode, encode
 
 _log = logging.getLogger(__name__)
@@ -53,16 +54,6 @@ _FRESH = [("grpc.use_local_subchannel_pool", 1)]
 # Servers are reached directly: gRPC would send even calls of the loopback device to a proxy that is exported.
 _DIRECT = [("grpc.enable_http_proxy", 0)]
 _SERVER_ALIVE = [("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000), ("grpc.so_reuseport", 0)]
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """PEM texts. A server needs `key` and `certificate`; a client `root`, and the name on the server's certificate."""
-
-    root: bytes | None = None
-    key: bytes | None = None
-    certificate: bytes | None = None
-    server_name: str = ""
 
 
 def chunks(message: Message) -> Iterator[bytes]:
@@ -106,9 +97,7 @@ class TcpServer:
             if tls is None:
                 self.port: int = self._server.add_insecure_port(address)
             else:
-                if tls.key is None or tls.certificate is None:
-                    raise SpecError("a server needs tls.key and tls.certificate")
-                credentials = grpc.ssl_server_credentials([(tls.key, tls.certificate)])
+                credentials = grpc.ssl_server_credentials([tls.of_server()])
                 self.port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise Unavailable(f"the server cannot listen at {address}: {error}. Is the port in use?") from error
@@ -233,24 +222,25 @@ class Route:
             self._lock.release()
         return client.call(message, deadline_s=_left(deadline))
 
-    def open_channel(self, message: Message, *, deadline_s: float) -> tuple[int, list[str]]:
+    def open_channel(self, message: Message, *, deadline_s: float) -> tuple[Connection, list[str]]:
         """Return a connection that is a channel, and the server's blocks; see `LocalClient.open_channel`.
 
-        Raises Unavailable, PeerError; PeerError too with TLS, without `channels`, or where the server's port for it
-        cannot be reached.
+        Raises Unavailable, PeerError; PeerError too without `channels`, where the server has no port for it that can be
+        reached, and with TLS where a certificate is not accepted, or this process has no TLS for channels.
         """
         client, to = self._client, self.address
         if client is None:
             raise Unavailable(f"{to.endpoint} is not connected")
         if isinstance(client, LocalClient):
             return client.open_channel(message, deadline_s=deadline_s)
-        if to.tls is not None:
-            raise PeerError("a connection with TLS is gRPC's")
         if not to.channels:
             raise PeerError("PENSTOCK_PS_TRANSPORT is grpc")
+        context = None if to.tls is None else client_context(to.tls)
         deadline = time.monotonic() + deadline_s
         with client.call(Message("port", {}), deadline_s=deadline_s) as answer:
             port = int(answer.fields["port"]) if answer.kind == "listens" else 0
+        if not port:
+            raise PeerError("the server has no port for channels; its log says why")
         host = to.endpoint.rpartition(":")[0].strip("[]")
         try:
             connection = socket.create_connection((host, port), timeout=_left(deadline))
@@ -258,7 +248,10 @@ class Route:
             raise PeerError(f"port {port} of {host} cannot be reached: {error}") from error
         keep_alive(connection)
         hello = Message("hello", {"job": to.job, "token": to.token})
-        return channel_of(Line(connection, shares=False), hello, message, deadline)
+        if to.tls is None or context is None:
+            return channel_of(Line(connection, shares=False), hello, message, deadline)
+        line = SecureLine(connection, context, name=to.tls.server_name or host)
+        return channel_of(line, hello, message, deadline)
 
     def _connect(self, deadline: float) -> Client:
         to = self.address

@@ -22,8 +22,8 @@ namespace penstock::ps {
 
 class Answers {
  public:
-  Answers(int descriptor, std::shared_ptr<Traffic> traffic, bool shares)
-      : channel_(std::make_shared<Channel>(descriptor, shares)), traffic_(std::move(traffic)) {}
+  Answers(std::shared_ptr<Channel> channel, std::shared_ptr<Traffic> traffic)
+      : channel_(std::move(channel)), traffic_(std::move(traffic)) {}
 
   // `in_parts`: each message ahead of a step is returned too, as the request that the step will be.
   std::shared_ptr<Request> receive(bool in_parts) {

@@ -13,6 +13,7 @@
 #include "ps/operators.h"
 #include "ps/prepared_bind.h"
 #include "ps/request.h"
+#include "ps/secure_bind.h"
 #include "ps/session_bind.h"
 #include "ps/traffic.h"
 
@@ -28,6 +29,10 @@ std::shared_ptr<Request> receive(Answers& self, bool in_parts, Prepared* prepare
     std::shared_ptr<Request> request = self.receive(in_parts);
     if (prepared == nullptr || !self.shares() || !prepared->handle(*request, self)) return request;
   }
+}
+
+std::unique_ptr<Answers> answers_over(const Connection& connection, std::shared_ptr<Traffic> traffic, bool shares) {
+  return std::make_unique<Answers>(channel_over(connection, shares), std::move(traffic));
 }
 
 void bind_server(py::module_& m) {
@@ -70,10 +75,11 @@ void bind_server(py::module_& m) {
         }
         return out;
       });
+  bind_secure(m);
   bind_log_file(m);
   bind_prepared(m);
   py::class_<Answers>(m, "Answers")
-      .def(py::init<int, std::shared_ptr<Traffic>, bool>(), "descriptor"_a, "traffic"_a, py::kw_only(), "shares"_a)
+      .def(py::init(&answers_over), "connection"_a, "traffic"_a, py::kw_only(), "shares"_a)
       .def("receive", &receive, py::kw_only(), "in_parts"_a = false, "prepared"_a = nullptr,
            py::call_guard<py::gil_scoped_release>())
       .def("send_early", &Answers::send_early, py::call_guard<py::gil_scoped_release>())

@@ -1,15 +1,10 @@
 #include "ps/channel.h"
 
 #include <sys/socket.h>
-#include <sys/time.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "ps/errors.h"
@@ -34,9 +29,6 @@ constexpr std::size_t kMaxHead = std::size_t{8} << 20;
 constexpr std::uint64_t kMaxBody = std::uint64_t{1} << 36;
 constexpr std::size_t kInlineBelow = std::size_t{16} << 10;  // through the socket it costs less than another page
 constexpr std::size_t kAtOnce = std::size_t{32} << 10;       // a prefix, a head and a body that follows it
-constexpr double kLongest = 1 << 30;
-constexpr double kUnset = std::numeric_limits<double>::infinity();
-constexpr std::size_t kMostParts = 512;  // IOV_MAX is 1024
 
 std::size_t total(const std::vector<iovec>& parts) {
   std::size_t end = 0;
@@ -57,37 +49,11 @@ iovec view(const void* data, std::size_t length) {
   return {const_cast<void*>(data), length};
 }
 
-[[noreturn]] void fail(const char* doing) {
-  if (errno == EAGAIN || errno == EWOULDBLOCK) {
-    throw Unavailable(std::string("the other side did not answer within the deadline while ") + doing);
-  }
-  throw Broken(std::string("the connection broke while ") + doing + ": " + std::strerror(errno));
-}
-
-// Drops the first `count` bytes.
-void advance(std::vector<iovec>& parts, std::size_t count) {
-  std::size_t whole = 0;
-  while (whole < parts.size() && count >= parts[whole].iov_len) count -= parts[whole++].iov_len;
-  parts.erase(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(whole));
-  if (!parts.empty()) {
-    parts[0].iov_base = static_cast<char*>(parts[0].iov_base) + count;
-    parts[0].iov_len -= count;
-  }
-}
-
 }  // namespace
 
-double now_s() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
+Channel::Channel(int descriptor, bool shares) : stream_(std::make_shared<Socket>(descriptor)), shares_(shares) {}
 
-Channel::Channel(int descriptor, bool shares) : socket_(descriptor), shares_(shares), limits_{kUnset, kUnset} {}
-
-Channel::~Channel() {
-  close(socket_);
-}
+Channel::Channel(std::shared_ptr<Stream> stream) : stream_(std::move(stream)), shares_(false) {}
 
 char* Channel::shared_room(std::size_t length) {
   if (!shares_ || length < kInlineBelow) return nullptr;
@@ -125,7 +91,7 @@ void Channel::send_staged(std::string_view head, Deadline deadline) {
   prefix.flags = (in_region_ ? kShared : 0U) | (passes ? kRegion : 0U);
   std::vector<iovec> parts{view(&prefix, sizeof prefix), view(head.data(), head.size())};
   if (!in_region_ && staged_ != 0) parts.push_back(view(own_.data(), staged_));
-  send_all(std::move(parts), deadline, passes ? mine_->descriptor() : -1);
+  stream_->send(std::move(parts), deadline, passes ? mine_->descriptor() : -1);
   if (passes) is_new_ = false;
   staged_ = 0;
   in_region_ = false;
@@ -150,43 +116,16 @@ void Channel::send(std::string_view head, const std::vector<iovec>& parts, Deadl
     end = aligned(end) + part.iov_len;
     all.push_back(part);
   }
-  send_all(std::move(all), deadline, -1);
-}
-
-void Channel::send_all(std::vector<iovec> parts, Deadline deadline, int descriptor) {
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  while (!parts.empty()) {
-    limit(kSend, deadline);
-    msghdr message{};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = std::min(parts.size(), kMostParts);
-    if (descriptor >= 0) {
-      message.msg_control = control;
-      message.msg_controllen = sizeof control;
-      cmsghdr* header = CMSG_FIRSTHDR(&message);
-      header->cmsg_level = SOL_SOCKET;
-      header->cmsg_type = SCM_RIGHTS;
-      header->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
-    }
-    const ssize_t sent = sendmsg(socket_, &message, MSG_NOSIGNAL);
-    if (sent < 0) {
-      if (errno == EINTR) continue;
-      fail("a message was sent");
-    }
-    descriptor = -1;  // it has gone with the first byte
-    advance(parts, static_cast<std::size_t>(sent));
-  }
+  stream_->send(std::move(all), deadline, -1);
 }
 
 Received Channel::receive(Deadline deadline) {
   char start[kAtOnce];
   int descriptor = -1;
-  limit(kReceive, deadline);
   std::size_t got = rest_.size();
   std::copy(rest_.begin(), rest_.end(), start);
   rest_.clear();
-  if (got == 0) got = receive_some(start, sizeof start, &descriptor);
+  if (got == 0) got = receive_start(start, sizeof start, deadline, &descriptor);
   begun_at_ns_ = unix_now_ns();
   struct Closer {
     int& descriptor;
@@ -251,65 +190,27 @@ std::shared_ptr<char> Channel::buffer_of(std::size_t length) {
   return unused->memory;
 }
 
-std::size_t Channel::receive_some(char* to, std::size_t length, int* descriptor) {
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  while (true) {
-    iovec part{to, length};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = CMSG_LEN(sizeof(int));  // for one descriptor: others are not taken
-    const ssize_t got = recvmsg(socket_, &message, MSG_CMSG_CLOEXEC);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail("a message was waited for");
-    for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
-      if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-      std::memcpy(descriptor, CMSG_DATA(header), sizeof *descriptor);
-    }
-    if (got == 0) {
-      if (*descriptor >= 0) close(std::exchange(*descriptor, -1));
-      throw Broken("the other side has closed the connection");
-    }
-    return static_cast<std::size_t>(got);
-  }
+std::size_t Channel::receive_start(char* to, std::size_t length, Deadline deadline, int* descriptor) {
+  const std::size_t got = stream_->receive(to, length, deadline, descriptor);
+  if (got == 0) throw Broken("the other side has closed the connection");
+  return got;
 }
 
 void Channel::receive_exactly(char* to, std::size_t length, Deadline deadline) {
   std::size_t got = 0;
   while (got < length) {
-    limit(kReceive, deadline);
-    const ssize_t count = recv(socket_, to + got, length - got, 0);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail("a message was received");
+    const std::size_t count = stream_->receive(to + got, length - got, deadline, nullptr);
     if (count == 0) throw Broken("the other side has closed the connection within a message");
-    got += static_cast<std::size_t>(count);
+    got += count;
   }
-}
-
-// The kernel keeps the limit. One that is at most a tenth too late stays: a deadline is the same time ahead in most
-// calls, and a system call for each would cost more than the others of a message.
-void Channel::limit(Direction direction, Deadline deadline) {
-  const double left = deadline - now_s();
-  if (left <= 0) throw Unavailable("the deadline has passed");
-  double& known = limits_[direction];
-  if (0.9 * known <= left && left <= known) return;
-  timeval value{};
-  if (std::isfinite(left)) {
-    const double seconds = std::min(std::floor(left), kLongest);
-    value.tv_sec = static_cast<time_t>(seconds);
-    value.tv_usec = static_cast<suseconds_t>(std::max((left - std::floor(left)) * 1e6, seconds > 0 ? 0.0 : 1.0));
-  }
-  setsockopt(socket_, SOL_SOCKET, direction == kReceive ? SO_RCVTIMEO : SO_SNDTIMEO, &value, sizeof value);
-  known = left;
 }
 
 void Channel::break_off() {
-  shutdown(socket_, SHUT_RDWR);
+  stream_->shut(SHUT_RDWR);
 }
 
 void Channel::stop_receiving() {
-  shutdown(socket_, SHUT_RD);
+  stream_->shut(SHUT_RD);
 }
 
 }  // namespace penstock::ps

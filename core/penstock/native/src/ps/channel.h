@@ -9,8 +9,6 @@
 // interpreter lock.
 #pragma once
 
-#include <sys/uio.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -19,6 +17,7 @@
 #include <vector>
 
 #include "ps/region.h"
+#include "ps/stream.h"
 
 namespace penstock::ps {
 
@@ -27,10 +26,6 @@ constexpr std::size_t kAlignment = 64;  // of tensors within a body
 inline std::size_t aligned(std::size_t at) {
   return (at + kAlignment - 1) / kAlignment * kAlignment;
 }
-
-// Seconds of CLOCK_MONOTONIC, Python's time.monotonic(); infinity: none.
-using Deadline = double;
-double now_s();
 
 // Memory of a body. Who looks at it holds `keep`; a body in shared memory is theirs until the next message is received.
 struct Body {
@@ -48,9 +43,10 @@ class Channel {
  public:
   // Takes over a connected stream socket. `shares`: a Unix socket, over which memory may be passed.
   Channel(int descriptor, bool shares);
+  // Over another stream, which passes no memory.
+  explicit Channel(std::shared_ptr<Stream> stream);
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
-  ~Channel();
 
   // Copies the parts one after another, each at a multiple of kAlignment, to where the next message's body is taken
   // from: the memory that both sides share, or memory of this process. The parts are free to change after it.
@@ -76,23 +72,19 @@ class Channel {
   std::string take_why() { return std::exchange(why_, {}); }
 
  private:
-  enum Direction : int { kReceive, kSend };
   struct Buffer {
     std::shared_ptr<char> memory;
     std::size_t size = 0;
   };
 
   char* shared_room(std::size_t length);
-  void limit(Direction direction, Deadline deadline);
-  void send_all(std::vector<iovec> parts, Deadline deadline, int descriptor);
+  std::size_t receive_start(char* to, std::size_t length, Deadline deadline, int* descriptor);
   void receive_exactly(char* to, std::size_t length, Deadline deadline);
-  std::size_t receive_some(char* to, std::size_t length, int* descriptor);
   std::shared_ptr<char> buffer_of(std::size_t length);
 
-  int socket_;
+  std::shared_ptr<Stream> stream_;
   bool shares_;
   std::string why_;
-  double limits_[2];
   std::shared_ptr<Region> mine_, theirs_;
   bool is_new_ = false;     // mine_ has not been passed yet
   bool in_region_ = false;  // the staged body

@@ -8,6 +8,7 @@
 
 #include "ps/channel.h"
 #include "ps/operators.h"
+#include "ps/secure_bind.h"
 #include "ps/session.h"
 
 namespace py = pybind11;
@@ -84,14 +85,14 @@ void bind_session(py::module_& m) {
            "trainer"_a, "epoch"_a, py::kw_only(), "sync"_a, "limit_s"_a, "lease_s"_a, "num_servers"_a)
       .def(
           "arm",
-          [](Session& self, std::size_t server, std::array<int, kNumLines> descriptors, std::vector<std::string> blocks,
-             std::int64_t round, bool shares, bool local) {
+          [](Session& self, std::size_t server, const std::array<Connection, kNumLines>& connections,
+             std::vector<std::string> blocks, std::int64_t round, bool shares, bool local) {
             std::array<std::shared_ptr<Channel>, kNumLines> channels;
-            for (std::size_t i = 0; i < kNumLines; ++i) channels[i] = std::make_shared<Channel>(descriptors[i], shares);
+            for (std::size_t i = 0; i < kNumLines; ++i) channels[i] = channel_over(connections[i], shares);
             const py::gil_scoped_release released;
             return self.arm(server, std::move(channels), std::move(blocks), round, local);
           },
-          "server"_a, "descriptors"_a, "blocks"_a, "round"_a, py::kw_only(), "shares"_a, "local"_a)
+          "server"_a, "connections"_a, "blocks"_a, "round"_a, py::kw_only(), "shares"_a, "local"_a)
       .def("disarm", &Session::disarm, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("is_armed", &Session::is_armed)
       .def("is_armed_at", [](Session& self, std::size_t at) { return self.server(at).armed.load(); })
