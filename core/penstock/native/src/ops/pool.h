@@ -1,8 +1,8 @@
 // Largest values of windows of 2 x 2, and their gradient.
 //
 // Invariant: the bits are those of torch's max_pool2d, relu and their gradients one after another. Of equal values the
-// first of a window is taken, of several NaN the last; -0.0 and 0.0 are equal. Relu leaves -0.0 as it is; on Arm torch's
-// makes 0.0 of it where it computes by vectors, and leaves those of the last elements.
+// first of a window is taken, of several NaN the last; -0.0 and 0.0 are equal. Relu leaves -0.0 as it is; on Arm
+// torch's makes 0.0 of it where it computes by vectors, and leaves those of the last elements.
 #pragma once
 
 #include <cstdint>
