@@ -12,6 +12,7 @@ from tests.e2e.conftest import Open, RunningServer, Watched
 from tests.e2e.feeder import Feeder
 
 Feed = Callable[..., Feeder]
+GRAPHS = "**/api/v1/graphs/*"
 TABS = ("overview", "graph", "timeline", "sync", "metrics", "advice", "logs", "events", "config")
 expect.set_options(timeout=30_000)
 
@@ -285,16 +286,37 @@ def test_address_with_a_broken_percent_sign_is_no_page(browser_page: Watched, se
     expect(page.get_by_test_id("empty")).to_contain_text("There is no such page")
 
 
-def test_a_graph_that_fails_to_load_shows_it_and_can_be_reloaded(
+def test_a_graph_that_is_refused_shows_it_and_can_be_reloaded(
+    browser_page: Watched, server: RunningServer, job: Feeder
+) -> None:
+    # The page retries what failed by itself, which may come before the click; what is refused waits for the click.
+    browser_page.expected = ("403",)
+    page = browser_page.page
+    page.route(GRAPHS, lambda route: route.fulfill(status=403, body="refused"))
+    job_page(browser_page, server, job)
+    expect(page.get_by_test_id("error")).to_contain_text("403")
+    page.unroute(GRAPHS)
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_test_id("graph")).to_be_visible()
+    expect(page.get_by_test_id("error")).to_have_count(0)
+
+
+def test_retry_of_a_failed_graph_is_one_button_through_events(
     browser_page: Watched, server: RunningServer, job: Feeder
 ) -> None:
     browser_page.expected = ("500",)
     page = browser_page.page
-    page.route("**/api/v1/graphs/*", lambda route: route.fulfill(status=500, body="broken"))
+    page.route(GRAPHS, lambda route: route.fulfill(status=500, body="broken"))
     job_page(browser_page, server, job)
-    expect(page.get_by_test_id("error")).to_contain_text("500")
-    page.unroute("**/api/v1/graphs/*")
-    page.get_by_role("button", name="Try again").click()
+    button = page.get_by_role("button", name="Try again").element_handle()
+    assert button is not None
+    for _ in range(3):
+        with page.expect_response(GRAPHS):  # by itself, after a pause
+            job.steps(2, sampled=True)
+    with page.expect_response(GRAPHS):
+        button.click()
+    assert button.evaluate("(one) => one.isConnected")
+    page.unroute(GRAPHS)
     expect(page.get_by_test_id("graph")).to_be_visible()
     expect(page.get_by_test_id("error")).to_have_count(0)
 

@@ -57,6 +57,31 @@ describe("graph documents", () => {
     expect([asked(), loaded]).toEqual([2, ["h"]]);
   });
 
+  test("a failure stays in its place while a retry by hand is under way", async () => {
+    const { graphs } = loader(500, 502);
+    const seen: (string | undefined)[] = [];
+    graphs.load("h");
+    await vi.advanceTimersByTimeAsync(0);
+    const release = graphs.failures.subscribe((failures) => void seen.push(failures.get("h")?.message));
+    graphs.retry("h");
+    await vi.advanceTimersByTimeAsync(0);
+    release();
+    expect(seen).toEqual(["answered 500", "answered 502"]);
+  });
+
+  test("a retry by hand while one is under way leaves one series of retries", async () => {
+    const answers: ((error: ApiError) => void)[] = [];
+    const ask = () => new Promise<GraphDocument>((_, reject) => answers.push(reject));
+    const graphs = new GraphLoader(ask, () => undefined);
+    graphs.load("h");
+    graphs.retry("h");
+    graphs.retry("h");
+    for (const fail of answers) fail(new ApiError(500, "answered 500"));
+    await vi.advanceTimersByTimeAsync(1999);
+    expect(answers).toHaveLength(4);
+    graphs.dispose();
+  });
+
   test("what is refused waits for the person, and a page that was left asks no more", async () => {
     const refused = loader(403);
     refused.graphs.load("h");

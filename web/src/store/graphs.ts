@@ -14,6 +14,8 @@ export class GraphLoader {
   /** Why documents are missing, by hash. */
   readonly failures = signal<ReadonlyMap<string, ApiError>>(new Map());
   #timers = new Map<string, ReturnType<typeof setTimeout>>();
+  /** The newest series of attempts for each document: a retry by hand ends the one before it. */
+  #series = new Map<string, number>();
   #done = new Set<string>();
   #disposed = false;
 
@@ -23,14 +25,15 @@ export class GraphLoader {
   ) {}
 
   load(hash: string): void {
-    void this.#try(hash, 0);
+    const series = (this.#series.get(hash) ?? 0) + 1;
+    this.#series.set(hash, series);
+    void this.#try(hash, series, 0);
   }
 
-  /** Ask at once for a document that failed. */
+  /** Ask at once for a document that failed. The failure is shown until there is an answer. */
   retry(hash: string): void {
     clearTimeout(this.#timers.get(hash));
     this.#timers.delete(hash);
-    this.#say(hash, null);
     this.load(hash);
   }
 
@@ -39,13 +42,14 @@ export class GraphLoader {
     for (const timer of this.#timers.values()) clearTimeout(timer);
   }
 
-  async #try(hash: string, attempt: number): Promise<void> {
+  async #try(hash: string, series: number, attempt: number): Promise<void> {
     let document: GraphDocument;
     try {
       document = await this.fetchDocument(hash);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      if (!this.#disposed && !this.#done.has(hash)) this.#later(hash, attempt, error);
+      const isNewest = this.#series.get(hash) === series;
+      if (isNewest && !this.#disposed && !this.#done.has(hash)) this.#later(hash, series, attempt, error);
       return;
     }
     // A retry by hand may have overtaken this one, and a second document would begin all sums anew.
@@ -55,13 +59,13 @@ export class GraphLoader {
     this.onDocument(hash, document);
   }
 
-  #later(hash: string, attempt: number, error: ApiError): void {
+  #later(hash: string, series: number, attempt: number, error: ApiError): void {
     if (attempt > 0 || error.status !== 404) this.#say(hash, error);
     if (error.status === 401 || error.status === 403) return;
     const wait = BACKOFF_MS[Math.min(attempt, BACKOFF_MS.length - 1)] ?? 30_000;
     this.#timers.set(
       hash,
-      setTimeout(() => void this.#try(hash, attempt + 1), wait),
+      setTimeout(() => void this.#try(hash, series, attempt + 1), wait),
     );
   }
 
