@@ -6,7 +6,7 @@ import type { GraphDocument } from "../types";
 import { trace } from "./edges";
 import type { Layout } from "./layout";
 import { isDrawn, type Scene } from "./scene";
-import { usesOf } from "./walk";
+import { type IsShown, usesOf } from "./walk";
 
 export interface Uses {
   readonly producers: readonly number[];
@@ -30,13 +30,19 @@ export function opOfBox(layout: Layout | null, index: number): number | null {
   return box.op?.ops[0] ?? (box.group.ops.length === 1 ? (box.group.ops[0] ?? null) : null);
 }
 
+/** Whether an operator has a box in the layout: that of another replica, or of a folded layer, has none. */
+export const shownIn =
+  (layout: Layout): IsShown =>
+  (op) =>
+    (layout.boxOfOp[op] ?? -1) >= 0;
+
 const found = new WeakMap<Layout, { readonly op: number; readonly uses: Uses }>();
 
 /** Producers and consumers that have a box in the layout. O(edges) for another operator, O(1) for the same again. */
 export function usesIn(document: GraphDocument, layout: Layout, op: number): Uses {
   const before = found.get(layout);
   if (before?.op === op) return before.uses;
-  const isShown = (one: number) => (layout.boxOfOp[one] ?? -1) >= 0;
+  const isShown = shownIn(layout);
   const uses = {
     producers: usesOf(document, op, "producers", isShown),
     consumers: usesOf(document, op, "consumers", isShown),

@@ -23,7 +23,7 @@ const KEYS: readonly (readonly [string, string])[] = [
   ["?", "this help"],
   ["Ctrl K or /", "search jobs, operators and views"],
   ["g j · g n", "go to jobs · nodes"],
-  ["1 … 8", "tabs of a job"],
+  [`1 … ${TABS.length}`, "tabs of a job"],
   ["t", "dark or light"],
   ["← ↑ → ↓", "graph: nearest box; timeline: slice and lane"],
   ["← · → · ↑ ↓", "graph, from an operator: its producers · its consumers · the others of these"],

@@ -3,7 +3,7 @@ import { signal } from "@preact/signals";
 import type { TargetedKeyboardEvent } from "preact";
 import { plural } from "../format";
 import type { GraphController } from "../graph/controller";
-import { opOfBox, usesIn } from "../graph/uses";
+import { opOfBox, shownIn, usesIn } from "../graph/uses";
 import { along, beside, placeText, type Walked, walkedText } from "../graph/walk";
 import { setQuery } from "../router";
 
@@ -47,7 +47,7 @@ export class GraphKeys {
     const { layout, store } = this.graph;
     const [document, op] = [store.drawnDocument.value, this.#chosen()];
     if (layout === null || document === null || op === null) return false;
-    const isShown = (one: number) => (layout.boxOfOp[one] ?? -1) >= 0;
+    const isShown = shownIn(layout);
     const next =
       dx !== 0
         ? along(document, op, dx < 0 ? "producers" : "consumers", isShown, this.#last)
