@@ -4,12 +4,15 @@ import { axisLabel, niceStep, shortType } from "../format";
 import { BUCKETS, type Bucket, bucketCodes } from "../graph/group";
 import { alpha, type Palette } from "../palette";
 import { isWait } from "./input";
-import { type Lane, shownOp, type TimelineModel } from "./model";
+import { columnOf, type Level, type Levels, levelAt, levelsOf } from "./levels";
+import { isExecutor, type Lane, shownOp, type TimelineModel } from "./model";
 import { isRound, isServer } from "./server";
 
 const LEAST_LABELLED = 34;
 /** How many slices may begin within one that began left of what is shown (bodies of control flow), and it is seen. */
 const NESTED = 64;
+/** Shades of a colour by how much of a pixel's time is busy. */
+const SHADES = 8;
 export const LANE_H = 24;
 export const TOP = 6;
 export const AXIS_H = 24;
@@ -100,16 +103,93 @@ function paintLane(
   laneIndex: number,
   scene: TimelineScene,
 ): number {
-  const width = w - scene.left;
-  const perNs = width / (scene.to - scene.from);
+  const nsPerPixel = (scene.to - scene.from) / (w - scene.left);
+  const levels = isExecutor(lane) ? levelsOf(lane) : null;
+  const level = levels === null ? null : levelAt(levels, nsPerPixel);
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(scene.left, y, w - scene.left, LANE_H);
+  ctx.clip();
+  let painted: number;
+  if (levels !== null && level !== null) {
+    paintColumns(ctx, w, y, levels.originNs, level, scene);
+    paintSlices(ctx, w, y, lane, laneIndex, scene, onTop(lane, laneIndex, levels, scene));
+    painted = Math.max(0, firstAfter(lane, scene.to) - firstShown(lane, scene.from));
+  } else {
+    painted = paintSlices(ctx, w, y, lane, laneIndex, scene, null);
+  }
+  ctx.restore();
+  return painted;
+}
+
+/** A bar for each run of pixels alike: the colour of the role that takes most of the time, paler the less is busy. */
+function paintColumns(
+  ctx: CanvasRenderingContext2D,
+  w: number,
+  y: number,
+  originNs: number,
+  level: Level,
+  scene: TimelineScene,
+): void {
+  const nsPerPixel = (scene.to - scene.from) / (w - scene.left);
+  const binAt = (pixel: number) => Math.floor((scene.from + pixel * nsPerPixel - originNs) / level.binNs);
+  const dim = scene.selectedOps.size > 0 ? 0.45 : 1;
+  const width = Math.ceil(w - scene.left);
+  let run = { role: -1, shade: 0, from: 0 };
+  let bin = binAt(0);
+  for (let pixel = 0; pixel <= width; pixel++) {
+    const end = binAt(pixel + 1);
+    const { role, share } = pixel === width ? { role: -1, share: 0 } : columnOf(level, bin, end);
+    bin = end;
+    const shade = Math.ceil(share * SHADES) / SHADES;
+    if (role === run.role && shade === run.shade) continue;
+    const bucket = BUCKETS[run.role];
+    if (bucket !== undefined) {
+      ctx.fillStyle = alpha(scene.palette.bucket[bucket], (0.22 + 0.7 * run.shade) * dim);
+      ctx.fillRect(scene.left + run.from, y, pixel - run.from, LANE_H - 5);
+    }
+    run = { role, shade, from: pixel };
+  }
+}
+
+const chosen = new WeakMap<Float64Array, { readonly ops: ReadonlySet<number>; readonly slices: readonly number[] }>();
+
+/** Slices of the selected operators, ascending; found once for a selection. */
+function selectedIn(lane: Lane, ops: ReadonlySet<number>): readonly number[] {
+  if (ops.size === 0) return [];
+  const before = chosen.get(lane.start);
+  if (before?.ops === ops) return before.slices;
+  const slices: number[] = [];
+  for (let i = 0; i < lane.op.length; i++) if (ops.has(shownOp(lane, i))) slices.push(i);
+  chosen.set(lane.start, { ops, slices });
+  return slices;
+}
+
+/** What is drawn on its own upon the columns: long slices, selected ones, and that under the pointer. */
+function onTop(lane: Lane, index: number, { long }: Levels, { hover, selectedOps }: TimelineScene): readonly number[] {
+  const under = hover?.lane === index ? [hover.slice] : [];
+  const selected = selectedIn(lane, selectedOps);
+  if (selected.length === 0 && under.length === 0) return long;
+  return [...new Set([...long, ...selected, ...under])].sort((a, b) => a - b);
+}
+
+/** `only`: these slices of the lane instead of all, ascending. */
+function paintSlices(
+  ctx: CanvasRenderingContext2D,
+  w: number,
+  y: number,
+  lane: Lane,
+  laneIndex: number,
+  scene: TimelineScene,
+  only: readonly number[] | null,
+): number {
+  const perNs = (w - scene.left) / (scene.to - scene.from);
   let painted = 0;
   let filledTo = Number.NEGATIVE_INFINITY;
   const codes = bucketCodes(lane.document);
-  ctx.save();
-  ctx.beginPath();
-  ctx.rect(scene.left, y, width, LANE_H);
-  ctx.clip();
-  for (let i = firstShown(lane, scene.from); i < lane.start.length; i++) {
+  const count = only?.length ?? lane.start.length;
+  for (let at = only === null ? firstShown(lane, scene.from) : 0; at < count; at++) {
+    const i = only?.[at] ?? at;
     const start = lane.start[i] ?? 0;
     const duration = lane.duration[i] ?? 0;
     if (start > scene.to) break;
@@ -121,23 +201,31 @@ function paintLane(
     const op = lane.op[i] ?? -1;
     const bucket = BUCKETS[codes[op] ?? -1];
     if (bucket === undefined) continue;
-    const shown = shownOp(lane, i);
     filledTo = x + Math.max(1, wide);
-    paintSlice(ctx, x, y, wide, {
-      bucket,
-      // Only where it may fit.
-      text: wide < LEAST_LABELLED ? "" : labelOf(lane, op),
-      even: i % 2 === 0,
-      hot: scene.hover?.lane === laneIndex && scene.hover.slice === i,
-      selected: scene.selectedOps.has(shown),
-      critical: scene.critical.has(shown),
-      dim: scene.selectedOps.size > 0 && !scene.selectedOps.has(shown),
-      idle: isWait(lane, i) || isRound(lane, i),
-      palette: scene.palette,
-    });
+    paintSlice(ctx, x, y, wide, { bucket, ...styleOf(lane, laneIndex, i, wide, scene) });
   }
-  ctx.restore();
   return painted;
+}
+
+function styleOf(
+  lane: Lane,
+  laneIndex: number,
+  i: number,
+  wide: number,
+  scene: TimelineScene,
+): Omit<SliceStyle, "bucket"> {
+  const shown = shownOp(lane, i);
+  return {
+    // Only where it may fit.
+    text: wide < LEAST_LABELLED ? "" : labelOf(lane, lane.op[i] ?? -1),
+    even: i % 2 === 0,
+    hot: scene.hover?.lane === laneIndex && scene.hover.slice === i,
+    selected: scene.selectedOps.has(shown),
+    critical: scene.critical.has(shown),
+    dim: scene.selectedOps.size > 0 && !scene.selectedOps.has(shown),
+    idle: isWait(lane, i) || isRound(lane, i),
+    palette: scene.palette,
+  };
 }
 
 function labelOf(lane: Lane, op: number): string {
@@ -145,16 +233,19 @@ function labelOf(lane: Lane, op: number): string {
   return isServer(lane) ? (found?.name ?? "") : shortType(found?.type ?? "");
 }
 
-/** Before it all slices of a lane end left of `from`, but for one that contains others. */
-function firstShown({ start }: Lane, from: number): number {
+/** The first slice that begins at or after a time. */
+function firstAfter({ start }: Lane, ns: number): number {
   let [low, high] = [0, start.length];
   while (low < high) {
     const middle = (low + high) >> 1;
-    if ((start[middle] ?? 0) < from) low = middle + 1;
+    if ((start[middle] ?? 0) < ns) low = middle + 1;
     else high = middle;
   }
-  return Math.max(0, low - NESTED);
+  return low;
 }
+
+/** Before it all slices of a lane end left of `from`, but for one that contains others. */
+const firstShown = (lane: Lane, from: number): number => Math.max(0, firstAfter(lane, from) - NESTED);
 
 interface SliceStyle {
   readonly bucket: Bucket;
