@@ -256,3 +256,26 @@ def test_operators_of_variables_begin_where_a_batch_does() -> None:
     wanted = [a * wide, wide - a, column / b, b > column, b * two, a + two, a[:, :, :, 0] * c]
     for one, other in zip(got, wanted, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+WHOLE = torch.tensor([[7, -7, 2], [0, 5, -3]])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    ("layer", "wanted"),
+    [
+        (lambda x: L.scale(x, 2.0, 1.0), WHOLE * 2 + 1),
+        (lambda x: L.scale(x, -2.7, 1.9), WHOLE * -2 + 1),
+        (lambda x: L.scale(x, 2.7, -1.9, bias_after_scale=False), (WHOLE - 1) * 2),
+        (lambda x: L.scale(x, L.fill_constant([1], "float32", 3.5)), WHOLE * 3),
+        (lambda x: L.reduce_mean(x, 1), torch.tensor([0, 0])),
+        (lambda x: L.reduce_mean(x, 0, keep_dim=True), torch.tensor([[3, -1, 0]])),
+    ],
+)
+def test_whole_numbers_stay_whole_when_scaled_or_averaged(
+    layer: Callable[[Any], Any], wanted: torch.Tensor, dtype: torch.dtype
+) -> None:
+    got, _ = fetched(layer, WHOLE.to(dtype))
+    assert got.dtype == str(dtype).removeprefix("torch.")
+    np.testing.assert_array_equal(got, wanted.numpy())

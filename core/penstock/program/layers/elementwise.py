@@ -126,9 +126,19 @@ def scale(
     act: str | None = None,
     name: str | None = None,
 ) -> Any:
-    """Return scale * x + bias, or scale * (x + bias)."""
+    """Return scale * x + bias, or scale * (x + bias), in the dtype of x.
+
+    Of whole numbers the factor and the bias are cut to whole ones first, as in Fluid's kernel: 2.5 doubles int64.
+    `scale` is a number or a variable of one element. Shape: that of x.
+    """
     with name_scope(name or default_main_program().unique("scale")):
-        return activate(x * scale + bias if bias_after_scale else (x + bias) * scale, act)
+        factor, shift = (_whole_number(x, number) if is_whole(x) else number for number in (scale, bias))
+        return activate(x * factor + shift if bias_after_scale else (x + shift) * factor, act)
+
+
+def _whole_number(like: Any, number: Any) -> Any:
+    """A factor as a whole number: one of Python without its fraction, a variable in the dtype of `like`."""
+    return int(number) if isinstance(number, (int, float)) else number.to(like.dtype)
 
 
 def sum(x: Any) -> Any:
@@ -191,12 +201,19 @@ def _dims(x: Any, dim: Dims) -> tuple[int, ...]:
 def reduce_sum(input: Any, dim: Dims = None, keep_dim: bool = False, name: str | None = None) -> Any:
     """Return the sum over `dim`, or over all elements."""
     with name_scope(name or default_main_program().unique("reduce_sum")):
-        return input.sum() if dim is None else input.sum(dim, keepdim=keep_dim)
+        return _sum_over(input, dim, keep_dim)
+
+
+def _sum_over(input: Any, dim: Dims, keep_dim: bool) -> Any:
+    return input.sum() if dim is None else input.sum(dim, keepdim=keep_dim)
 
 
 def reduce_mean(input: Any, dim: Dims = None, keep_dim: bool = False, name: str | None = None) -> Any:
-    """Return the mean over `dim`, or over all elements."""
+    """Return the mean over `dim`, or over all elements, in the dtype of input: of whole numbers cut to a whole one."""
     with name_scope(name or default_main_program().unique("reduce_mean")):
+        if is_whole(input):
+            total, count = (_sum_over(one, dim, keep_dim) for one in (input, torch.ones_like(input)))
+            return _quotient(total, count).to(input.dtype)
         return input.mean() if dim is None else input.mean(dim, keepdim=keep_dim)
 
 

@@ -56,7 +56,7 @@ class Declared(Variable):
                 raise ProgramError(
                     f"{user_line()}: variable {self.name!r} (declared at {self._declared.source}) is used, but no "
                     "operator has made it. Append the one that writes it first, or declare it with its shape, to feed "
-                    "it",
+                    "it: fluid.data(name, shape, dtype)",
                     variable=self.name,
                 )
             return self._begin(persistable=False)
