@@ -12,7 +12,7 @@ import pytest
 
 import penstock as fluid
 from penstock.errors import ProgramError, SpecError
-from penstock.fleet.order import OrderError
+from penstock.fleet.order import Calls, OrderError
 from penstock.fleet.parameter_server import ParameterServerFleet
 from penstock.fleet.roles import Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
 from penstock.fleet.strategy import StrategyFactory, StrategyTypeError
@@ -213,13 +213,25 @@ def test_what_needs_a_program_comes_after_minimize(call: str) -> None:
         asked(fleet, call)
 
 
-def test_minimize_is_called_once_until_init_is_called_again() -> None:
+def test_fleet_has_the_program_that_was_minimized_last() -> None:
     fleet = minimized(worker())
-    with pytest.raises(SpecError, match="minimize is called twice"):
-        minimized(fleet)
-    fleet.init(UserDefinedRoleMaker(0, Role.WORKER, 2, SERVERS))
+    first = fleet.main_program
     with fluid.program_guard(fluid.Program(), fluid.Program()):
         minimized(fleet)
+        assert fleet.main_program is fluid.default_main_program()
+    assert fleet.main_program is not first
+
+
+@pytest.mark.parametrize("begun", ["init_worker", "init_server"])
+def test_no_other_program_is_minimized_once_one_has_begun(begun: str) -> None:
+    calls = Calls()
+    for call in ("init", "distributed_optimizer", "minimize", begun):
+        calls.note(call)
+    with pytest.raises(OrderError, match=rf"minimize comes after {begun}, .*; call fleet\.init\(role\)"):
+        calls.check("minimize", None)
+    calls.note("init")
+    calls.note("distributed_optimizer")
+    calls.check("minimize", None)
 
 
 @pytest.mark.parametrize(

@@ -23,17 +23,18 @@ class OrderError(SpecError):
 
 @dataclass(frozen=True, slots=True)
 class CallRule:
-    """When a call may be made: after `needs`, by `role` (None: either), once or again and again."""
+    """When a call may be made: after `needs`, before each of `until`, by `role` (None: either), once or repeatedly."""
 
     needs: str = ""
     role: Role | None = None
     once: bool = False
+    until: tuple[str, ...] = ()
 
 
 RULES: Mapping[str, CallRule] = {
     "init": CallRule(),
     "distributed_optimizer": CallRule("init"),
-    "minimize": CallRule("distributed_optimizer", once=True),
+    "minimize": CallRule("distributed_optimizer", until=("init_server", "init_worker")),
     "main_program": CallRule("minimize"),
     "startup_program": CallRule("minimize"),
     "init_server": CallRule("minimize", Role.SERVER, once=True),
@@ -65,6 +66,12 @@ class Calls:
             raise OrderError(
                 f"fleet.{call}() is for {rule.role.name.lower()}s, but the role maker says that this process is a "
                 f"{mine}. The order is: {LIFE}"
+            )
+        begun = next((other for other in rule.until if other in self._made), None)
+        if begun is not None:
+            raise OrderError(
+                f"fleet: {call} comes after {begun}, which has begun with the program before; call fleet.init(role) to "
+                "begin with another one"
             )
         if rule.once and call in self._made:
             raise OrderError(f"fleet: {call} is called twice; call fleet.init(role) to begin with another program")
