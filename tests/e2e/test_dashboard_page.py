@@ -321,6 +321,26 @@ def test_retry_of_a_failed_graph_is_one_button_through_events(
     expect(page.get_by_test_id("error")).to_have_count(0)
 
 
+@pytest.mark.parametrize("width", [1440, 390])
+def test_long_reason_in_the_header_can_be_opened(
+    browser_page: Watched, server: RunningServer, job: Feeder, width: int
+) -> None:
+    page = browser_page.page
+    page.set_viewport_size({"width": width, "height": 900})
+    job_page(browser_page, server, job)
+    job.close(error="ValueError: " + " ".join(f"reason{number}" for number in range(120)))
+    reason = page.locator("#why-reason")
+    hidden = "it => it.scrollHeight - it.clientHeight"
+    show = page.get_by_role("button", name="Show all")
+    expect(show).to_have_attribute("aria-expanded", "false")
+    assert reason.evaluate(hidden) > 0
+    show.click()
+    expect(page.get_by_role("button", name="Show less")).to_be_visible()
+    assert reason.evaluate(hidden) <= 0
+    expect(reason).to_contain_text("reason119")
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_page_without_events_asks_for_no_animation_frames(
     browser_page: Watched, server: RunningServer, job: Feeder
 ) -> None:

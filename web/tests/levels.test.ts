@@ -126,3 +126,28 @@ test("a lane from afar reads no more slices than it has pixels", () => {
   expect(drawn).toBe(of.start.length);
   expect(reads).toBeLessThan(1000);
 });
+
+test("operators of the critical path are underlined from afar, too, where they are wide", () => {
+  const of = lane(5, LEAST_SLICES);
+  const levels = levelsOf(of);
+  const finest = levels?.levels[0]?.binNs ?? 0;
+  const wide = of.duration.findIndex((ns, i) => ns > 2 * finest && !levels?.long.includes(i));
+  if (levels === null || finest === 0 || wide < 0) throw new Error("no levels, or no slice of some bins");
+  const at = of.start[wide] ?? 0;
+  const underlined: string[] = [];
+  const context: Record<string, unknown> = {};
+  const canvas = new Proxy(context, {
+    get: (_, name) => (name === "fillRect" ? () => underlined.push(`${context.fillStyle}`) : () => ({ width: 0 })),
+  }) as unknown as CanvasRenderingContext2D;
+  const colours = new Proxy({}, { get: (_, name) => (name === "bucket" ? colours : "#112233") }) as object;
+  const palette = new Proxy({}, { get: (_, name) => (name === "critical" ? "CRITICAL" : Reflect.get(colours, name)) });
+  const model = { lanes: [of] } as unknown as TimelineScene["model"];
+  const rest = { palette: palette as never, left: 164, hover: null, measured: null, selectedOps: new Set<number>() };
+  for (const critical of [new Set<number>(), new Set([of.op[wide] ?? -1])]) {
+    underlined.length = 0;
+    paintTimeline(canvas, 1164, 200, { ...rest, model, from: at, to: at + 1000 * finest, critical });
+    expect(underlined).toEqual(
+      critical.size > 0 ? expect.arrayContaining(["CRITICAL"]) : expect.not.arrayContaining(["CRITICAL"]),
+    );
+  }
+});

@@ -52,7 +52,7 @@ describe("graph documents", () => {
     const { graphs, loaded, asked } = loader(500);
     graphs.load("h");
     await vi.advanceTimersByTimeAsync(0);
-    graphs.retry("h");
+    graphs.load("h");
     await vi.advanceTimersByTimeAsync(60_000);
     expect([asked(), loaded]).toEqual([2, ["h"]]);
   });
@@ -63,7 +63,7 @@ describe("graph documents", () => {
     graphs.load("h");
     await vi.advanceTimersByTimeAsync(0);
     const release = graphs.failures.subscribe((failures) => void seen.push(failures.get("h")?.message));
-    graphs.retry("h");
+    graphs.load("h");
     await vi.advanceTimersByTimeAsync(0);
     release();
     expect(seen).toEqual(["answered 500", "answered 502"]);
@@ -74,8 +74,8 @@ describe("graph documents", () => {
     const ask = () => new Promise<GraphDocument>((_, reject) => answers.push(reject));
     const graphs = new GraphLoader(ask, () => undefined);
     graphs.load("h");
-    graphs.retry("h");
-    graphs.retry("h");
+    graphs.load("h");
+    graphs.load("h");
     for (const fail of answers) fail(new ApiError(500, "answered 500"));
     await vi.advanceTimersByTimeAsync(1999);
     expect(answers).toHaveLength(4);

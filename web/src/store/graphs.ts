@@ -24,17 +24,13 @@ export class GraphLoader {
     private readonly onDocument: (hash: string, document: GraphDocument) => void,
   ) {}
 
+  /** Ask for a document, at once where it failed before: that failure is shown until there is an answer. */
   load(hash: string): void {
+    clearTimeout(this.#timers.get(hash));
+    this.#timers.delete(hash);
     const series = (this.#series.get(hash) ?? 0) + 1;
     this.#series.set(hash, series);
     void this.#try(hash, series, 0);
-  }
-
-  /** Ask at once for a document that failed. The failure is shown until there is an answer. */
-  retry(hash: string): void {
-    clearTimeout(this.#timers.get(hash));
-    this.#timers.delete(hash);
-    this.load(hash);
   }
 
   dispose(): void {

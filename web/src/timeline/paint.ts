@@ -113,7 +113,8 @@ function paintLane(
   let painted: number;
   if (levels !== null && level !== null) {
     paintColumns(ctx, w, y, levels.originNs, level, scene);
-    paintSlices(ctx, w, y, lane, laneIndex, scene, onTop(lane, laneIndex, levels, scene));
+    paintSlices(ctx, w, y, lane, laneIndex, scene, onTop(lane, levels, scene));
+    if (scene.hover?.lane === laneIndex) paintSlices(ctx, w, y, lane, laneIndex, scene, [scene.hover.slice]);
     painted = Math.max(0, firstAfter(lane, scene.to) - firstShown(lane, scene.from));
   } else {
     painted = paintSlices(ctx, w, y, lane, laneIndex, scene, null);
@@ -152,25 +153,30 @@ function paintColumns(
   }
 }
 
-const chosen = new WeakMap<Float64Array, { readonly ops: ReadonlySet<number>; readonly slices: readonly number[] }>();
-
-/** Slices of the selected operators, ascending; found once for a selection. */
-function selectedIn(lane: Lane, ops: ReadonlySet<number>): readonly number[] {
-  if (ops.size === 0) return [];
-  const before = chosen.get(lane.start);
-  if (before?.ops === ops) return before.slices;
-  const slices: number[] = [];
-  for (let i = 0; i < lane.op.length; i++) if (ops.has(shownOp(lane, i))) slices.push(i);
-  chosen.set(lane.start, { ops, slices });
-  return slices;
+interface Chosen {
+  readonly selected: ReadonlySet<number>;
+  readonly critical: ReadonlySet<number>;
+  readonly slices: readonly number[];
 }
+const chosen = new WeakMap<Float64Array, Chosen>();
+/** Pixels from which a slice of the critical path is underlined. */
+const UNDERLINED = 1.5;
 
-/** What is drawn on its own upon the columns: long slices, selected ones, and that under the pointer. */
-function onTop(lane: Lane, index: number, { long }: Levels, { hover, selectedOps }: TimelineScene): readonly number[] {
-  const under = hover?.lane === index ? [hover.slice] : [];
-  const selected = selectedIn(lane, selectedOps);
-  if (selected.length === 0 && under.length === 0) return long;
-  return [...new Set([...long, ...selected, ...under])].sort((a, b) => a - b);
+/** What is drawn on its own upon the columns, ascending: long, selected and critical slices; found once for a choice. */
+function onTop(lane: Lane, { long, levels }: Levels, { selectedOps: selected, critical }: TimelineScene) {
+  if (selected.size === 0 && critical.size === 0) return long;
+  const before = chosen.get(lane.start);
+  if (before?.selected === selected && before.critical === critical) return before.slices;
+  const alone = new Set(long);
+  const least = UNDERLINED * (levels[0]?.binNs ?? 0); // a pixel is at least a bin wide here
+  const slices: number[] = [];
+  for (let i = 0; i < lane.op.length; i++) {
+    const op = shownOp(lane, i);
+    const isMarked = (lane.duration[i] ?? 0) > least && critical.has(op);
+    if (isMarked || selected.has(op) || alone.has(i)) slices.push(i);
+  }
+  chosen.set(lane.start, { selected, critical, slices });
+  return slices;
 }
 
 /** `only`: these slices of the lane instead of all, ascending. */
@@ -188,7 +194,8 @@ function paintSlices(
   let filledTo = Number.NEGATIVE_INFINITY;
   const codes = bucketCodes(lane.document);
   const count = only?.length ?? lane.start.length;
-  for (let at = only === null ? firstShown(lane, scene.from) : 0; at < count; at++) {
+  const first = firstShown(lane, scene.from);
+  for (let at = only === null ? first : lowerBound(only, first); at < count; at++) {
     const i = only?.[at] ?? at;
     const start = lane.start[i] ?? 0;
     const duration = lane.duration[i] ?? 0;
@@ -233,16 +240,19 @@ function labelOf(lane: Lane, op: number): string {
   return isServer(lane) ? (found?.name ?? "") : shortType(found?.type ?? "");
 }
 
-/** The first slice that begins at or after a time. */
-function firstAfter({ start }: Lane, ns: number): number {
-  let [low, high] = [0, start.length];
+/** Where the first of ascending values is that is not less than `least`. */
+function lowerBound(values: ArrayLike<number>, least: number): number {
+  let [low, high] = [0, values.length];
   while (low < high) {
     const middle = (low + high) >> 1;
-    if ((start[middle] ?? 0) < ns) low = middle + 1;
+    if ((values[middle] ?? 0) < least) low = middle + 1;
     else high = middle;
   }
   return low;
 }
+
+/** The first slice that begins at or after a time. */
+const firstAfter = ({ start }: Lane, ns: number): number => lowerBound(start, ns);
 
 /** Before it all slices of a lane end left of `from`, but for one that contains others. */
 const firstShown = (lane: Lane, from: number): number => Math.max(0, firstAfter(lane, from) - NESTED);
@@ -274,7 +284,7 @@ function paintSlice(ctx: CanvasRenderingContext2D, x: number, y: number, wide: n
     ctx.lineWidth = 1;
     ctx.strokeRect(x + 0.5, y + 0.5, Math.max(1, w - 1), h - 1);
   }
-  if (style.critical && wide > 1.5) {
+  if (style.critical && wide > UNDERLINED) {
     ctx.fillStyle = palette.critical;
     ctx.fillRect(x, y + h, w, 2);
   }

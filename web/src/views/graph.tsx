@@ -78,7 +78,7 @@ function NoGraph({ store }: { store: JobStore }) {
     if (failure === undefined) return <Empty title="Loading the graph…" />;
     return (
       <div style={{ padding: "var(--s4)" }}>
-        <ErrorCard error={failure} retry={() => store.documents.retry(hash)} />
+        <ErrorCard error={failure} retry={() => store.documents.load(hash)} />
         <span class="muted">The graph could not be loaded. The dashboard retries by itself.</span>
       </div>
     );

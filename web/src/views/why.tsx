@@ -1,5 +1,5 @@
 /** The sentences in the header: what the job waits for or why it failed, and why its steps take as long as they do. */
-import { effect, untracked } from "@preact/signals";
+import { effect, untracked, useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { firm, sentenceAndError } from "../format";
 import { Link, toneOf } from "../parts/basics";
@@ -9,6 +9,9 @@ import { isTerminal, type JobStore } from "../store/job";
 import { nowMs } from "../store/session";
 import type { Finding, Job } from "../types";
 import { STACKS } from "./stacks";
+
+/** Characters of a reason that are shown unasked: four lines in a window of 390 px. */
+const LONG = 200;
 
 export function Why({ job, store }: { job: Job; store: JobStore }) {
   useEffect(
@@ -28,12 +31,7 @@ export function Why({ job, store }: { job: Job; store: JobStore }) {
   if (job.why === "" && !diagnosed) return <span />;
   return (
     <div class={`why tone-${toneIn(job, findings)}`} data-testid="why">
-      {saysWhy(job, findings) && job.why !== "" && (
-        <p title={job.why}>
-          {sentence}
-          {error !== "" && <code>{error}</code>}
-        </p>
-      )}
+      {saysWhy(job, findings) && job.why !== "" && <Reason key={job.id} sentence={sentence} error={error} />}
       {diagnosed && (
         <ul data-testid="diagnosis" aria-label={isTerminal(job) ? "Diagnosis of the last steps" : "Diagnosis"}>
           {findings.map((finding) => (
@@ -52,6 +50,33 @@ export function Why({ job, store }: { job: Job; store: JobStore }) {
         </ul>
       )}
     </div>
+  );
+}
+
+/** What the job waits for or why it failed; of a long text the first lines, until the others are asked for. */
+function Reason({ sentence, error }: { sentence: string; error: string }) {
+  const isOpen = useSignal(false);
+  const isLong = sentence.length + error.length > LONG;
+  return (
+    <>
+      <p id="why-reason" class={isLong && !isOpen.value ? "clipped" : ""}>
+        {sentence}
+        {error !== "" && <code>{error}</code>}
+      </p>
+      {isLong && (
+        <button
+          type="button"
+          class="btn small"
+          aria-expanded={isOpen.value}
+          aria-controls="why-reason"
+          onClick={() => {
+            isOpen.value = !isOpen.value;
+          }}
+        >
+          {isOpen.value ? "Show less" : "Show all"}
+        </button>
+      )}
+    </>
   );
 }
 
