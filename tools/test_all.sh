@@ -19,7 +19,7 @@ deselected=("${unsteady[@]/#/--deselect=}")
     --numprocesses "$workers" --dist loadfile --no-loadscope-reorder --durations 15 || status=$?
 
 if [ "$extent" != all ]; then
-    echo "==> Left out: the long files of tests/longest.txt, and costs. \`make test-all\` runs them too."
+    echo "==> Left out: long files (tests/longest.txt), costs (mark speed), tests/unsteady.txt. \`make test-all\` runs them too."
     exit "$status"
 fi
 

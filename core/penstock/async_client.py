@@ -282,18 +282,8 @@ class AsyncClient:
         """Write a snapshot to `path` (through a neighbouring temporary file); the caller checks its hash."""
         part = path.with_name(f"{path.name}.{id(self):x}.part")
         try:
-            async with self._http.stream(
-                "GET", f"/api/v1/snapshots/{_segment(sha256)}", timeout=UPLOAD_TIMEOUT_S
-            ) as answer:
-                if answer.is_error:
-                    await answer.aread()
-                    raise problem(answer)
-                with part.open("wb") as file:
-                    async for chunk in answer.aiter_bytes():
-                        file.write(chunk)
+            await self._request("GET", f"/snapshots/{_segment(sha256)}", into=part, timeout=UPLOAD_TIMEOUT_S)
             part.replace(path)
-        except httpx.TransportError as error:
-            raise unreachable(self.url, error, self._certificate) from error
         finally:
             part.unlink(missing_ok=True)
 
@@ -390,10 +380,13 @@ class AsyncClient:
 
     async def is_ready(self) -> bool:
         """True if the server answers and is ready; False if it is not there or not ready yet."""
-        try:
-            return (await self._http.get("/readyz", timeout=2.0)).status_code == 200
-        except httpx.TransportError:
-            return False
+        for _ in range(len(self._addresses)):
+            url = self.url
+            try:
+                return (await self._http.get("/readyz", timeout=2.0)).status_code == 200
+            except httpx.TransportError:
+                await self._fail_over(url)
+        return False
 
     async def server_version(self) -> str:
         """Return the version of the server. Raises Unavailable within a few seconds."""
@@ -439,17 +432,31 @@ class AsyncClient:
                     wait_s = left_s
             await asyncio.sleep(wait_s)
 
-    async def _attempt(self, method: str, path: str, **options: Any) -> httpx.Response:
+    async def _attempt(self, method: str, path: str, *, into: Path | None = None, **options: Any) -> httpx.Response:
         file = options.get("content")
         if isinstance(file, IOBase):
             file.seek(0)
         try:
-            answer = await self._http.request(method, path, **options)
+            if into is None:
+                answer = await self._http.request(method, path, **options)
+            else:
+                answer = await self._download(method, path, into, **options)
         except httpx.TransportError as error:
             raise unreachable(self.urls, error, self._certificate) from error
         if answer.is_error:
             raise problem(answer)
         return answer
+
+    async def _download(self, method: str, path: str, into: Path, **options: Any) -> httpx.Response:
+        """Write the body of an answer without an error to a file."""
+        async with self._http.stream(method, path, **options) as answer:
+            if answer.is_error:
+                await answer.aread()
+                return answer
+            with into.open("wb") as file:
+                async for chunk in answer.aiter_bytes():
+                    file.write(chunk)
+            return answer
 
     async def _fail_over(self, url: str) -> bool:
         """Use the server after the one at `url`; return whether none of them has answered."""

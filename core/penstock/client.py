@@ -299,16 +299,8 @@ class Client:
         """Write a snapshot to `path` (through a neighbouring temporary file); the caller checks its hash."""
         part = path.with_name(f"{path.name}.{id(self):x}.part")
         try:
-            with self._http.stream("GET", f"/api/v1/snapshots/{_segment(sha256)}", timeout=UPLOAD_TIMEOUT_S) as answer:
-                if answer.is_error:
-                    answer.read()
-                    raise problem(answer)
-                with part.open("wb") as file:
-                    for chunk in answer.iter_bytes():
-                        file.write(chunk)
+            self._request("GET", f"/snapshots/{_segment(sha256)}", into=part, timeout=UPLOAD_TIMEOUT_S)
             part.replace(path)
-        except httpx.TransportError as error:
-            raise unreachable(self.url, error, self._certificate) from error
         finally:
             part.unlink(missing_ok=True)
 
@@ -406,10 +398,13 @@ class Client:
 
     def is_ready(self) -> bool:
         """True if the server answers and is ready; False if it is not there or not ready yet."""
-        try:
-            return self._http.get("/readyz", timeout=2.0).status_code == 200
-        except httpx.TransportError:
-            return False
+        for _ in range(len(self._addresses)):
+            url = self.url
+            try:
+                return self._http.get("/readyz", timeout=2.0).status_code == 200
+            except httpx.TransportError:
+                self._fail_over(url)
+        return False
 
     def server_version(self) -> str:
         """Return the version of the server. Raises Unavailable within a few seconds."""
@@ -456,17 +451,31 @@ class Client:
                     wait_s = left_s
             time.sleep(wait_s)
 
-    def _attempt(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _attempt(self, method: str, path: str, *, into: Path | None = None, **options: Any) -> httpx.Response:
         file = options.get("content")
         if isinstance(file, IOBase):
             file.seek(0)  # another server may have read of it
         try:
-            answer = self._http.request(method, path, **options)
+            if into is None:
+                answer = self._http.request(method, path, **options)
+            else:
+                answer = self._download(method, path, into, **options)
         except httpx.TransportError as error:
             raise unreachable(self.urls, error, self._certificate) from error
         if answer.is_error:
             raise problem(answer)
         return answer
+
+    def _download(self, method: str, path: str, into: Path, **options: Any) -> httpx.Response:
+        """Write the body of an answer without an error to a file."""
+        with self._http.stream(method, path, **options) as answer:
+            if answer.is_error:
+                answer.read()
+                return answer
+            with into.open("wb") as file:
+                for chunk in answer.iter_bytes():
+                    file.write(chunk)
+            return answer
 
     def _fail_over(self, url: str) -> bool:
         """Use the server after the one at `url`; return whether none of them has answered."""

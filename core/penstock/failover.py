@@ -18,6 +18,7 @@ class ServerAddresses:
             if not one.startswith(("http://", "https://")):
                 raise SpecError(f"server URL is {text!r}; expected http://… or https://…, several with commas between")
         self._index = self._num_failed = 0
+        self._refusing: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -49,6 +50,12 @@ class ServerAddresses:
     def succeeded(self) -> None:
         """Begin to count anew: the current address answers."""
         self._num_failed = 0
+        self._refusing.clear()
+
+    def refused(self, address: str) -> bool:
+        """Note that what answers at `address` refuses this caller; return whether all have, since the last success."""
+        self._refusing.add(address)
+        return len(self._refusing) == len(self._all)
 
     def shares_one_with(self, text: str) -> bool:
         """Return whether one of these addresses is in `text`: then both are of the same control plane."""

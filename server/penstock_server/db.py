@@ -355,9 +355,10 @@ def _away_as_such() -> Iterator[None]:
 
 def _away(error: Exception) -> DatabaseAway:
     cause = (str(getattr(error, "orig", None) or error).strip() or type(error).__name__).splitlines()[0][:200]
-    refused = getattr(getattr(error, "orig", None), "sqlite_errorname", "") == "SQLITE_IOERR_WRITE"  # EDQUOT, too
+    refused = getattr(getattr(error, "orig", None), "sqlite_errorname", "") == "SQLITE_IOERR_WRITE"  # EDQUOT, EIO
     if refused or any(text in cause for text in _FULL):
-        return StorageFull(f"the server's disk is full: {cause}. What runs goes on; make room for more.", cause=cause)
+        is_full = "is full" + ", or a quota is used up, or it fails" * refused
+        return StorageFull(f"the server's disk {is_full}: {cause}. What runs goes on; make room for more.", cause=cause)
     return DatabaseAway(f"the database cannot be used now: {cause}. What runs goes on; try again.", cause=cause)
 
 
@@ -375,12 +376,8 @@ def _on_postgresql_connect(connection: Any, _record: Any) -> None:
 
 def _on_sqlite_connect(connection: Any, _record: Any) -> None:
     cursor = connection.cursor()
-    for pragma in (
-        "synchronous=NORMAL",
-        "foreign_keys=ON",
-        f"busy_timeout={BUSY_TIMEOUT_MS}",
-        f"wal_autocheckpoint={WAL_PAGES}",
-    ):
+    settings = f"busy_timeout={BUSY_TIMEOUT_MS}", f"wal_autocheckpoint={WAL_PAGES}"
+    for pragma in ("synchronous=NORMAL", "foreign_keys=ON", *settings):
         cursor.execute(f"PRAGMA {pragma}")
     _use_wal(connection, cursor)
     cursor.close()

@@ -127,6 +127,30 @@ def test_a_read_without_an_answer_goes_to_the_next_server(serve: Callable[..., S
     assert len(first.got) == 1
 
 
+def test_a_download_comes_from_the_server_that_answers(serve: Callable[..., Server], tmp_path: Path) -> None:
+    first, standby, there = serve(0), serve(503, **NO_LEADER), serve(200, whole="body")
+    with Client(f"{first.url},{standby.url},{there.url}", token="t") as client:
+        client.download_snapshot("a" * 64, tmp_path / "archive")
+    assert (tmp_path / "archive").read_bytes() == b'{"whole": "body"}'
+    assert [path.name for path in tmp_path.iterdir()] == ["archive"], "no part is left"
+
+
+def test_one_of_several_servers_is_ready(serve: Callable[..., Server]) -> None:
+    with Client(f"{absent()},{serve(200).url}", token="t") as client:
+        assert client.is_ready()
+    with Client(f"{absent()},{absent()}", token="t") as client:
+        assert not client.is_ready()
+
+
+def test_servers_refuse_when_each_has_since_the_last_success() -> None:
+    addresses = ServerAddresses("http://a,http://b")
+    assert not addresses.refused("http://a")
+    assert not addresses.refused("http://a")
+    addresses.succeeded()
+    assert not addresses.refused("http://b")
+    assert addresses.refused("http://a")
+
+
 def test_a_call_waits_while_no_server_leads(serve: Callable[..., Server]) -> None:
     first, second = serve(503, **NO_LEADER), serve(503, **NO_LEADER)
 

@@ -170,7 +170,8 @@ def test_a_step_within_a_layer_has_its_name_and_another_has_none() -> None:
     with fluid.program_guard(main, startup):
         out = L.fc(fluid.data("x", [None, 4]), 4, act="relu")
     exe.run(startup, scope=scope)
-    before, after = exe.run(main, {"x": FEED["x"]}, ["fc_0.tmp_1", out], scope=scope)
+    both_signs = np.concatenate([FEED["x"], -FEED["x"]])  # else all may be positive, by chance
+    before, after = exe.run(main, {"x": both_signs}, ["fc_0.tmp_1", out], scope=scope)
     assert before.min() < 0
     assert np.array_equal(np.maximum(before, 0), after)
     with pytest.raises(FetchError, match=r"'fc_0\.tmp_3' is not in the program"):

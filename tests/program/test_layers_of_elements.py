@@ -267,6 +267,7 @@ WHOLE = torch.tensor([[7, -7, 2], [0, 5, -3]])
     [
         (lambda x: L.scale(x, 2.0, 1.0), WHOLE * 2 + 1),
         (lambda x: L.scale(x, -2.7, 1.9), WHOLE * -2 + 1),
+        (lambda x: L.scale(x, np.int64(3), np.float32(1.9)), WHOLE * 3 + 1),
         (lambda x: L.scale(x, 2.7, -1.9, bias_after_scale=False), (WHOLE - 1) * 2),
         (lambda x: L.scale(x, L.fill_constant([1], "float32", 3.5)), WHOLE * 3),
         (lambda x: L.reduce_mean(x, 1), torch.tensor([0, 0])),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -133,6 +134,22 @@ def test_of_several_servers_the_first_that_answers_is_used(server: ControlPlane)
     session.progress(1, 2)
     until(lambda: server.of(Kind.HELLO))
     session.close()
+    assert len(server.registered) == 1
+
+
+def test_a_server_that_hangs_up_before_its_answer_is_passed_over(server: ControlPlane) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def hang_up() -> None:
+            listening.accept()[0].close()
+
+        hanging_up = threading.Thread(target=hang_up)
+        hanging_up.start()
+        session = Watched(attached(f"http://127.0.0.1:{listening.getsockname()[1]},{server.url}"))
+        session.progress(1, 2)
+        until(lambda: server.of(Kind.HELLO))
+        session.close()
+        hanging_up.join()
     assert len(server.registered) == 1
 
 

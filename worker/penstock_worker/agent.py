@@ -344,7 +344,7 @@ class Agent:
         status = error.response.status_code
         why = messages.explanation(error.response.body)
         _log.warning("%s answers %d to this node%s", url, status, f": {why}" if why else "")
-        if status in (401, 403) and lease.now() > self._lease.end:
+        if status in (401, 403) and self._servers.refused(url) and lease.now() > self._lease.end:
             raise AuthError(
                 f"{url} does not accept this node ({self._identity.node_id}, HTTP {status}): "
                 + (why or "make a join token with 'penstock agent token' and join again with --join-token")

@@ -135,7 +135,8 @@ def revoke_token(
 def login_link(url: Url = None, token: Token = None, json: Json = False) -> None:
     """Print a link that logs a browser in, once, within five minutes."""
     with connect(url, token) as client:
-        link = f"{client.url}/login#code={client.login_code()}"
+        code = client.login_code()
+        link = f"{client.url}/login#code={code}"  # of the server that has made it
     emit_json({"link": link}) if json else print(link)
 
 

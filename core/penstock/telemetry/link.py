@@ -199,7 +199,7 @@ class WebsocketLink:
 
     def __init__(self, attached: Attached, identity: ProcessIdentity) -> None:
         # Only a process that a person attached needs websockets; importing it costs 60 ms.
-        from websockets.exceptions import ConnectionClosed, InvalidStatus
+        from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
         self._closed_error = ConnectionClosed
         try:
@@ -207,7 +207,7 @@ class WebsocketLink:
             self._socket = self._stack.enter_context(_connection(attached))
         except InvalidStatus as error:
             raise _refusal(attached, error.response.status_code) from error
-        except (OSError, TimeoutError) as error:
+        except (WebSocketException, OSError, TimeoutError) as error:  # the first: it hung up before it answered
             raise Unavailable(f"the server at {attached.url} does not answer: {error}") from error
         try:
             answer = self._register(attached, identity)

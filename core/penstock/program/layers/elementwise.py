@@ -129,7 +129,7 @@ def scale(
     """Return scale * x + bias, or scale * (x + bias), in the dtype of x.
 
     Of whole numbers the factor and the bias are cut to whole ones first, as in Fluid's kernel: 2.5 doubles int64.
-    `scale` is a number or a variable of one element. Shape: that of x.
+    `scale` is a number or a variable of one element, in any dtype. Shape: that of x.
     """
     with name_scope(name or default_main_program().unique("scale")):
         factor, shift = (_whole_number(x, number) if is_whole(x) else number for number in (scale, bias))
@@ -137,8 +137,8 @@ def scale(
 
 
 def _whole_number(like: Any, number: Any) -> Any:
-    """A factor as a whole number: one of Python without its fraction, a variable in the dtype of `like`."""
-    return int(number) if isinstance(number, (int, float)) else number.to(like.dtype)
+    """A factor as a whole number: one of Python or NumPy without its fraction, a variable in the dtype of `like`."""
+    return number.to(like.dtype) if hasattr(number, "to") else int(number)
 
 
 def sum(x: Any) -> Any:
