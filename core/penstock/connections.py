@@ -12,6 +12,9 @@ import httpx
 from penstock.tls import ClientCertificate
 
 TIMEOUT_S = 15.0
+LIMITS = httpx.Limits(keepalive_expiry=2.0)
+"""A server closes a connection that is idle for 5 s (uvicorn's default), which is httpx's default for its reuse, too: a
+request at that moment would be lost. Proxies close theirs later."""
 
 
 def is_loopback(url: str) -> bool:
@@ -38,5 +41,6 @@ def options(url: str, token: str | None, certificate: ClientCertificate | None) 
     local = is_loopback(url)  # is asked without the proxies of the environment, but by SSL_CERT_FILE, too
     return {
         "base_url": url, "headers": {} if token is None else {"Authorization": f"Bearer {token}"},
-        "timeout": TIMEOUT_S, "trust_env": not local, "verify": _context(url, certificate, trust_env=not local),
+        "timeout": TIMEOUT_S, "limits": LIMITS,
+        "trust_env": not local, "verify": _context(url, certificate, trust_env=not local),
     }  # fmt: skip

@@ -10,9 +10,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+import uvicorn
 
 from penstock.client import AuthError, Client, Conflict, NotFound, is_loopback
 from penstock.command.exits import Exit, TimedOut, exit_of
+from penstock.connections import LIMITS
 from penstock.errors import Bug, PeerError, PenstockError, SpecError, Unavailable
 
 
@@ -165,3 +167,9 @@ def test_exchange_cells_are_read_despite_unknown_fields(answers: Answers, client
     answers.then(200, {**job, "cells": [cell]})
     with pytest.raises(PeerError, match="has no 'joined'"):
         client.exchange("j")
+
+
+def test_no_connection_is_used_at_the_moment_when_a_server_closes_it() -> None:
+    idle_s = LIMITS.keepalive_expiry
+    assert idle_s is not None
+    assert idle_s < uvicorn.Config("app").timeout_keep_alive - 2

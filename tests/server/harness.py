@@ -20,6 +20,7 @@ from tests.support.waiting import LIMIT_S, until_answer
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from penstock.connections import LIMITS
 from penstock.protocol.frames import Frame, Kind, encode
 from penstock_server.clock import Clock, SystemClock
 from penstock_server.run import make_server
@@ -281,7 +282,9 @@ async def running(settings: Settings, clock: Clock | None = None) -> AsyncIterat
             admin = (settings.state_dir / "admin.token").read_text().strip()
             headers = {"Authorization": f"Bearer {admin}"}
             try:
-                async with httpx.AsyncClient(base_url=url, headers=headers, timeout=LIMIT_S, verify=NO_TLS) as client:
+                async with httpx.AsyncClient(
+                    base_url=url, headers=headers, timeout=LIMIT_S, limits=LIMITS, verify=NO_TLS
+                ) as client:
 
                     async def started() -> bool:
                         return server.started

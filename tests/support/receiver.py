@@ -47,7 +47,9 @@ def receiving(*answers: int, holds: bool = False, drips: bool = False) -> Iterat
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:  # the name that the base class calls
-            body = self.rfile.read(int(self.headers["content-length"]))
+            body = self.rfile.read(size := int(self.headers["content-length"]))
+            if len(body) < size:  # the sender was killed within it
+                return
             receiver.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
             receiver.held.wait()
             self.send_response(receiver.answers.pop(0) if receiver.answers else 200)
