@@ -169,7 +169,7 @@ def test_exchange_cells_are_read_despite_unknown_fields(answers: Answers, client
         client.exchange("j")
 
 
-def test_no_connection_is_used_at_the_moment_when_a_server_closes_it() -> None:
+def test_idle_connections_are_given_up_before_servers_close_them() -> None:
     idle_s = LIMITS.keepalive_expiry
     assert idle_s is not None
     assert idle_s < uvicorn.Config("app").timeout_keep_alive - 2

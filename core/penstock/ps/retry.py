@@ -41,6 +41,37 @@ def missed(number: int, first: int) -> str:
     return f": {gone} may have gone on without its gradients, and it takes part from round {first} on"
 
 
+UNOPENED = 3  # attempts in a row that open no channel, after which the next waits for
+CHANNELS_AGAIN_S = 30.0
+
+
+class ChannelOpenings:
+    """When channels to a server are opened: at the next call, every half minute once that has failed three times.
+
+    After a refusal not before the next success: joining again counts as one, since it may be another server.
+    """
+
+    def __init__(self) -> None:
+        self.succeeded()
+
+    def succeeded(self) -> None:
+        """Begin anew."""
+        self._num_failed, self._due_at = 0, 0.0
+
+    def failed(self, now_s: float, *, is_refused: bool) -> bool:
+        """Note a failure. Returns whether steps do without channels for a while, which the user has to know."""
+        self._num_failed += 1
+        if is_refused:
+            self._due_at = float("inf")
+        elif self._num_failed >= UNOPENED:
+            self._due_at = now_s + CHANNELS_AGAIN_S
+        return self._due_at > now_s
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether to try now."""
+        return now_s >= self._due_at
+
+
 class Acknowledged:
     """Pushes of one trainer to one server, by their numbers, which only grow. Thread-safe.
 

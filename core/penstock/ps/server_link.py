@@ -12,6 +12,7 @@ join, replay  precede the first call and follow every break: a server that was s
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import threading
@@ -30,7 +31,7 @@ from penstock.machine.capability import capability
 from penstock.native.channels import NUM_CHANNELS, Session, next_number
 from penstock.ps.counters import Counters
 from penstock.ps.remote import Descriptor
-from penstock.ps.retry import FIRST_S, LARGEST_S, Acknowledged, Named, OpenRound, missed
+from penstock.ps.retry import FIRST_S, LARGEST_S, Acknowledged, ChannelOpenings, Named, OpenRound, missed
 from penstock.ps.rounds.messages import GIVE_UP, TrainerIncarnation
 from penstock.ps.settings import TrainerSettings
 from penstock.ps.transport.frames import Connection, close_connection
@@ -76,18 +77,13 @@ class ServerLink:
         self._settings, self._counters = settings, counters
         self.lease_s = settings.lease_s  # at this server
         self.route = Route(address_of(endpoint, settings))
-        self._round = (
-            None
-            if descriptor.mode != "sync"
-            else OpenRound(
-                endpoint,
-                natively=lambda: session.round(index),
-                tell=lambda number: session.reached(index, number),
-            )
-        )
+        self._round: OpenRound | None = None
+        if descriptor.mode == "sync":
+            tell = functools.partial(session.reached, index)
+            self._round = OpenRound(endpoint, natively=lambda: session.round(index), tell=tell)
         # where there are no rounds
         self._acknowledged = Acknowledged(endpoint, natively=lambda: session.acknowledged(index))
-        self._has_channels, self._narrows = True, descriptor.wire_dtype != "float32"
+        self._openings, self._narrows = ChannelOpenings(), descriptor.wire_dtype != "float32"
         self._turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._joining = threading.Lock()
         self._joined_as = 0  # counts joins; 0: not joined
@@ -258,7 +254,7 @@ class ServerLink:
     def arm(self) -> None:
         """Open channels, by which operators reach the server from now on, unless they do so already or it has none.
 
-        Between two steps: the open round has no pushes. What fails is tried again at the next call.
+        Between two steps: the open round has no pushes. What fails is tried again (ChannelOpenings).
         """
         joined_as = self._joined_as
         if not joined_as or not self._may_arm():
@@ -268,12 +264,10 @@ class ServerLink:
             for _ in range(NUM_CHANNELS):
                 connection, blocks = self.route.open_channel(self._message("channel"), deadline_s=CHANNEL_S)
                 opened.append(connection)
-        except PeerError as error:
-            self._has_channels = False
+        except (PeerError, Unavailable) as error:
             text = f"steps at {self.endpoint} go through gRPC, which takes several times the processor time: {error}"
-            warn_once(_log, text, self, about="channels")
-        except Unavailable as error:
-            _log.debug("no channel to %s yet: %s", self.endpoint, error)
+            if self._openings.failed(time.monotonic(), is_refused=isinstance(error, PeerError)):
+                warn_once(_log, text, self, about="channels")
         finally:
             if len(opened) < NUM_CHANNELS:
                 for connection in opened:
@@ -282,13 +276,16 @@ class ServerLink:
             return
         local = self.route.is_local
         shares = local and capability("memfd").present
-        self._has_channels = self._session.arm(self._index, opened, blocks, self._to_read(), shares=shares, local=local)
+        if self._session.arm(self._index, opened, blocks, self._to_read(), shares=shares, local=local):
+            self._openings.succeeded()
+        else:
+            self._openings.failed(time.monotonic(), is_refused=True)
         # Lost meanwhile, and perhaps joined again: what gives a connection up disarms after it has said so.
         if self._joined_as != joined_as or self._leaving:
             self._session.disarm(self._index)
 
     def _may_arm(self) -> bool:
-        if not self._has_channels or self._session.is_armed_at(self._index):
+        if not self._openings.is_due(time.monotonic()) or self._session.is_armed_at(self._index):
             return False
         if self._narrows and not self.route.is_local:  # only Python narrows
             return False
@@ -444,7 +441,7 @@ class ServerLink:
         with self._exchange(agree, min(lease_s, limit_s)) as answer:
             self._follow_lease(answer)
         acknowledged = self._acknowledged.newest  # before it is asked how far it is
-        self._has_channels = True  # it may be another server than the one that had none
+        self._openings.succeeded()  # it may be another server than the one that had none
         with self._exchange(self._message("join"), min(lease_s, max(deadline - time.monotonic(), 0.05))) as answer:
             first = int(answer.fields["round"])
         if self._round is None:

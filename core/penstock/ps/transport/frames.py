@@ -14,13 +14,16 @@ import array
 import contextlib
 import errno
 import fcntl
+import functools
 import logging
 import mmap
 import os
+import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -114,9 +117,8 @@ MAX_BODY_BYTES = 1 << 36
 _CHUNK = 2 << 20
 _AT_ONCE = 16 << 20
 _MOST = 32 << 10  # bytes of a frame that are received at once: a head and a body that follows it
-_TIMEVAL = struct.Struct("@ll")
-_LONGEST_S = 1 << 30
-_DIRECTIONS = (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)
+_T = TypeVar("_T")
+_LONGEST_MS = (1 << 31) - 1  # that poll takes
 
 
 Connection = int | SecureSocket
@@ -144,8 +146,11 @@ class Line:
 
     def __init__(self, connection: socket.socket, *, shares: bool = True) -> None:
         self._shares = shares
-        connection.setblocking(True)  # the limits are the kernel's: Python's own take two system calls for each
-        self._socket, self._limits = connection, dict.fromkeys(_DIRECTIONS, float("inf"))
+        connection.setblocking(True)  # for who takes it over: calls here do not block
+        self._socket = connection
+        self._ready = {event: select.poll() for event in (select.POLLIN, select.POLLOUT)}
+        for event, poll in self._ready.items():
+            poll.register(connection, event)
         self._mine: Region | None = None
         self._theirs: Region | None = None
 
@@ -168,7 +173,7 @@ class Line:
             start, parts = b"".join([start, *parts]), []
         try:
             self._write(start, [] if flags & _SHARED else parts, descriptors, deadline)
-        except BlockingIOError as error:
+        except TimeoutError as error:
             raise Unavailable("the other side did not take the message within the deadline") from error
         except OSError as error:
             raise Closed(f"the connection broke while sending: {error}") from error
@@ -177,13 +182,16 @@ class Line:
         self, start: bytes, parts: Sequence[memoryview | bytes], descriptors: Sequence[int], deadline: float
     ) -> None:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-        self._limit(socket.SO_SNDTIMEO, deadline)
-        sent = self._socket.sendmsg([start], ancillary)
-        if sent < len(start):
-            self._socket.sendall(start[sent:])
-        for part in parts:
-            self._limit(socket.SO_SNDTIMEO, deadline)
-            self._socket.sendall(part)
+        sent = self._when_ready(
+            select.POLLOUT, deadline, lambda: self._socket.sendmsg([start], ancillary, socket.MSG_DONTWAIT)
+        )
+        for part in (start[sent:], *parts):
+            left = memoryview(part)
+            while left:
+                count = self._when_ready(
+                    select.POLLOUT, deadline, functools.partial(self._socket.send, left, socket.MSG_DONTWAIT)
+                )
+                left = left[count:]
 
     def _place(self, parts: Sequence[memoryview | bytes], length: int) -> tuple[int, list[int]]:
         """Put the body into shared memory if that pays and is possible; return (flags, descriptors to pass)."""
@@ -213,7 +221,7 @@ class Line:
             head, behind, flags, length = self._head(deadline, max_body)
             if not flags & _SHARED:
                 return decode(head, memoryview(self._exactly(length, deadline, behind)))
-        except BlockingIOError as error:
+        except TimeoutError as error:
             raise Unavailable("no answer within the deadline") from error
         except OSError as error:
             raise Closed(f"the connection broke while receiving: {error}") from error
@@ -258,8 +266,9 @@ class Line:
         """Return what has come of a frame, most often all of it, and the descriptors that came with it."""
         descriptors = array.array("i")
         room = socket.CMSG_LEN(descriptors.itemsize)
-        self._limit(socket.SO_RCVTIMEO, deadline)
-        data, ancillary, _, _ = self._socket.recvmsg(_MOST, room)
+        data, ancillary, _, _ = self._when_ready(
+            select.POLLIN, deadline, lambda: self._socket.recvmsg(_MOST, room, socket.MSG_DONTWAIT)
+        )
         for level, kind, payload in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
@@ -283,24 +292,22 @@ class Line:
         return data
 
     def _read_into(self, to: memoryview, deadline: float) -> int:
-        self._limit(socket.SO_RCVTIMEO, deadline)
-        return self._socket.recv_into(to)
+        return self._when_ready(select.POLLIN, deadline, lambda: self._socket.recv_into(to, flags=socket.MSG_DONTWAIT))
 
-    def _limit(self, direction: int, deadline: float) -> None:
-        """Bound the next call of the socket in a direction, SO_RCVTIMEO or SO_SNDTIMEO: the kernel keeps the limit.
+    def _when_ready(self, event: int, deadline: float, call: Callable[[], _T]) -> _T:
+        """Return what the call returns once the socket is ready for it. Raises TimeoutError at the deadline.
 
-        One that is at most a tenth too late stays as it is: a deadline is the same time ahead in most calls, and a
-        system call for each would cost more than the others of a frame.
+        Signals do not put it off: a wait that is interrupted begins again with the time that is left, while a limit
+        of the socket's own, SO_RCVTIMEO, would begin anew.
         """
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise Unavailable("the deadline has passed")
-        if 0.9 * self._limits[direction] <= left <= self._limits[direction]:
-            return
-        whole = 0 if left == float("inf") else min(int(left), _LONGEST_S)
-        part = 0 if left == float("inf") else max(int((left - int(left)) * 1e6), 0 if whole else 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, direction, _TIMEVAL.pack(whole, part))
-        self._limits[direction] = left
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise Unavailable("the deadline has passed")
+            if not self._ready[event].poll(min(left * 1000, _LONGEST_MS)):
+                raise TimeoutError
+            with contextlib.suppress(BlockingIOError):  # another was quicker, or the kernel thought better of it
+                return call()
 
     def stop_receiving(self) -> None:
         """End receiving, from another thread: a wait for a frame ends with Closed. Frames may still be sent."""

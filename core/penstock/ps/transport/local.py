@@ -182,13 +182,15 @@ class LineServer:
             except OSError:  # closed, or no descriptor is free
                 self._closed.wait(_ACCEPT_RETRY_S)
                 continue
-            if not self._shares:
-                keep_alive(connection)
-            line = Line(connection, shares=self._shares) if self._tls is None else SecureLine(connection, self._tls)
+            line: Line | None = None
             try:
+                if not self._shares:
+                    keep_alive(connection)
+                line = Line(connection, shares=self._shares) if self._tls is None else SecureLine(connection, self._tls)
                 self._begin(line)
-            except RuntimeError:  # no thread is to be had
-                line.close()
+            except (RuntimeError, MemoryError, OSError, PeerError) as error:  # no thread, or no memory, is to be had
+                warn_once(_log, f"a connection is closed, since it cannot be served: {error!r}", self, about="served")
+                (line or connection).close()
                 self._closed.wait(_ACCEPT_RETRY_S)
 
     def _begin(self, line: Line) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.errors import PeerError, SpecError
 from penstock.machine.capability import capability
@@ -21,7 +21,7 @@ class Tls:
     """PEM texts. A server needs `key` and `certificate`; a client `root`, and the name on the server's certificate."""
 
     root: bytes | None = None
-    key: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
     certificate: bytes | None = None
     server_name: str = ""
 

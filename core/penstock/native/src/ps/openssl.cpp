@@ -3,8 +3,10 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <mutex>
+#include <shared_mutex>
 #include <stdexcept>
 
 namespace penstock::ps {
@@ -12,6 +14,17 @@ namespace {
 
 std::atomic<const OpenSsl*> loaded{nullptr};
 std::atomic<bool> ended{false};
+
+// Never destroyed: threads may still run then.
+std::shared_timed_mutex& uses() {
+  static auto* made = new std::shared_timed_mutex;
+  return *made;
+}
+
+void end() {
+  const std::unique_lock guard(uses(), std::chrono::seconds(1));  // a child of fork may have a use that never ends
+  ended.store(true);
+}
 
 }  // namespace
 
@@ -36,14 +49,21 @@ std::string load_openssl(const std::string& path, const std::string& version) {
   const std::string its = functions.OpenSSL_version(0);
   if (its != version) return "the functions found are of " + its + ", Python's ssl module has " + version;
   if (loaded.load() != nullptr) return "";  // others call them meanwhile
-  std::atexit([] { ended.store(true); });   // before its own, which was registered when it was loaded
+  // The first use registers OpenSSL's own handler, before which this one has to run: the last registered runs first.
+  functions.SSL_CTX_free(functions.SSL_CTX_new(functions.TLS_method()));
+  std::atexit(&end);
   found = functions;
   loaded.store(&found);
   return "";
 }
 
-bool openssl_has_ended() {
-  return ended.load();
+OpenSslUse::OpenSslUse() {
+  uses().lock_shared();
+  is_possible_ = !ended.load();
+}
+
+OpenSslUse::~OpenSslUse() {
+  uses().unlock_shared();
 }
 
 const OpenSsl& openssl() {

@@ -73,8 +73,20 @@ struct OpenSsl {
 // now on. Thread-safe.
 std::string load_openssl(const std::string& path, const std::string& version);
 
-// Whether the process ends: OpenSSL frees what it has, and nothing of it may be called.
-bool openssl_has_ended();
+// Held around calls of OpenSSL, never while one waits for the network. When the process ends OpenSSL frees what it has:
+// that waits for those who hold one, at most a second, and from then on nothing of it may be called.
+class OpenSslUse {
+ public:
+  OpenSslUse();
+  ~OpenSslUse();
+  OpenSslUse(const OpenSslUse&) = delete;
+  OpenSslUse& operator=(const OpenSslUse&) = delete;
+
+  bool is_possible() const { return is_possible_; }
+
+ private:
+  bool is_possible_;
+};
 
 // Throws std::logic_error before it is loaded.
 const OpenSsl& openssl();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -19,6 +20,7 @@ constexpr int kExtraChainCertificate = 14, kSessionCacheMode = 44;  // SSL_CTRL_
 constexpr int kServerName = 55, kMinVersion = 123;                  // SSL_CTRL_
 constexpr long kTls12 = 0x0303;
 constexpr std::uint64_t kNoRenegotiation = std::uint64_t{1} << 30, kNoCompression = std::uint64_t{1} << 17;
+constexpr std::uint64_t kNoTickets = std::uint64_t{1} << 14;  // of TLS 1.2
 constexpr int kVerifyPeer = 1;
 constexpr unsigned long kPartialChain = 0x80000;  // X509_V_FLAG_: an authority need not be a root, as gRPC has it
 constexpr unsigned kNoPartialWildcards = 0x4;
@@ -36,14 +38,17 @@ int no_password(char*, int, int, void*) {
   return 0;
 }
 
+// Takes the errors of this thread, which Python's `ssl` would take for its own.
 std::string last_error() {
   const char* reason = openssl().ERR_reason_error_string(openssl().ERR_peek_last_error());
-  return reason == nullptr ? "no reason is known" : reason;
+  const std::string text = reason == nullptr ? "no reason is known" : reason;
+  openssl().ERR_clear_error();
+  return text;
 }
 
 // Threads may still run while the process ends.
-void check_has_not_ended() {
-  if (openssl_has_ended()) throw Broken("the process ends");
+void check(const OpenSslUse& use) {
+  if (!use.is_possible()) throw Broken("the process ends");
 }
 
 void free_bio(void* bio) {
@@ -75,13 +80,13 @@ TlsContext::TlsContext(bool is_server) : context_(nullptr), is_server_(is_server
   if (context_ == nullptr) throw Malformed("no TLS context can be made: " + last_error());
   ssl.SSL_CTX_ctrl(context_, kMinVersion, kTls12, nullptr);
   ssl.SSL_CTX_ctrl(context_, kSessionCacheMode, 0, nullptr);
-  ssl.SSL_CTX_set_options(context_, kNoRenegotiation | kNoCompression);
+  ssl.SSL_CTX_set_options(context_, kNoRenegotiation | kNoCompression | kNoTickets);
   ssl.SSL_CTX_set_num_tickets(context_, 0);
 }
 
 TlsContext::~TlsContext() {
-  if (openssl_has_ended()) return;
-  openssl().SSL_CTX_free(context_);
+  const OpenSslUse use;
+  if (use.is_possible()) openssl().SSL_CTX_free(context_);
 }
 
 std::shared_ptr<TlsContext> TlsContext::of_server(const std::string& key, const std::string& certificates) {
@@ -137,7 +142,11 @@ const void* Secure::memory_method() {
 
 int Secure::write_out(void* bio, const char* data, int length) {
   auto* self = static_cast<Secure*>(openssl().BIO_get_data(bio));
-  self->out_.insert(self->out_.end(), data, data + length);
+  try {
+    self->out_.insert(self->out_.end(), data, data + length);
+  } catch (const std::bad_alloc&) {  // C is between here and who would catch it
+    return -1;
+  }
   return length;
 }
 
@@ -158,8 +167,8 @@ int Secure::read_in(void* bio, char* to, int length) {
 Secure::Secure(std::shared_ptr<TlsContext> context, int descriptor, const std::string& name)
     : context_(std::move(context)), socket_(descriptor), ssl_(nullptr), in_(kWindow) {
   const OpenSsl& ssl = openssl();
-  out_.reserve(kWindow + kRecord);
-  sending_.reserve(kWindow + kRecord);
+  out_.reserve(2 * kWindow + kRecord);
+  sending_.reserve(2 * kWindow + kRecord);
   ssl.ERR_clear_error();
   Owned made(ssl.SSL_new(context_->get()), {ssl.SSL_free});
   Owned bio(ssl.BIO_new(memory_method()), {&free_bio});
@@ -174,8 +183,8 @@ Secure::Secure(std::shared_ptr<TlsContext> context, int descriptor, const std::s
 }
 
 Secure::~Secure() {
-  if (openssl_has_ended()) return;
-  openssl().SSL_free(ssl_);
+  const OpenSslUse use;
+  if (use.is_possible()) openssl().SSL_free(ssl_);
 }
 
 // The name that the certificate must have: in the rules of gRPC, an address must be one of its addresses.
@@ -199,6 +208,8 @@ void Secure::handshake(Deadline deadline) {
     std::string why;
     {
       const std::lock_guard guard(lock_);
+      const OpenSslUse use;
+      check(use);
       ssl.ERR_clear_error();
       done = context_->is_server() ? ssl.SSL_accept(ssl_) : ssl.SSL_connect(ssl_);
       if (done != 1) error = ssl.SSL_get_error(ssl_, done);
@@ -264,7 +275,8 @@ void Secure::encrypt(const char* data, std::size_t length, Deadline deadline) {
     bool is_full = false;
     {
       const std::lock_guard guard(lock_);
-      check_has_not_ended();
+      const OpenSslUse use;
+      check(use);
       std::size_t written = 0;
       ssl.ERR_clear_error();
       if (ssl.SSL_write_ex(ssl_, data + at, count, &written) != 1) {
@@ -281,6 +293,7 @@ void Secure::encrypt(const char* data, std::size_t length, Deadline deadline) {
 void Secure::send(std::vector<iovec> parts, Deadline deadline, int descriptor) {
   if (descriptor >= 0) throw std::logic_error("memory is not passed over TLS");
   if (deadline <= now_s()) throw Unavailable("the deadline has passed");
+  const std::lock_guard guard(sends_);
   joined_.clear();
   for (const iovec& part : parts) {
     const char* data = static_cast<const char*>(part.iov_base);
@@ -305,7 +318,8 @@ std::size_t Secure::receive(char* to, std::size_t length, Deadline deadline, int
   while (true) {
     {
       const std::lock_guard guard(lock_);
-      check_has_not_ended();
+      const OpenSslUse use;
+      check(use);
       std::size_t got = 0;
       ssl.ERR_clear_error();
       if (ssl.SSL_read_ex(ssl_, to, length, &got) == 1) return got;

@@ -59,6 +59,7 @@ class Secure final : public Stream {
 
   std::shared_ptr<TlsContext> context_;
   Socket socket_;
+  std::mutex sends_;  // of `joined_` and `sending_`: a message goes whole
   std::mutex lock_;  // of ssl_, and what it reads and writes; not of `in_`'s bytes while it is empty, nor of `sending_`
   void* ssl_;
   std::vector<char> out_, sending_, joined_;

@@ -54,6 +54,7 @@ Socket::~Socket() {
 }
 
 void Socket::send(std::vector<iovec> parts, Deadline deadline, int descriptor) {
+  const std::lock_guard guard(sends_);
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   while (!parts.empty()) {
     limit(kSend, deadline);
@@ -80,9 +81,9 @@ void Socket::send(std::vector<iovec> parts, Deadline deadline, int descriptor) {
 }
 
 std::size_t Socket::receive(char* to, std::size_t length, Deadline deadline, int* descriptor) {
-  limit(kReceive, deadline);
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
   while (true) {
+    limit(kReceive, deadline);  // again after a signal: the kernel's begins anew with each call
     iovec part{to, length};
     msghdr message{};
     message.msg_iov = &part;

@@ -1,12 +1,13 @@
 // Bytes of a connected stream socket, in order: as they are, or encrypted (secure.h).
 //
-// One thread that sends and one that receives, at the same time; `shut` is for any. What fails leaves a stream of no
-// use.
+// What several threads send goes one call after another, and one thread receives meanwhile; `shut` is for any. What
+// fails leaves a stream of no use.
 #pragma once
 
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <mutex>
 #include <vector>
 
 namespace penstock::ps {
@@ -47,6 +48,7 @@ class Socket final : public Stream {
   void limit(Direction direction, Deadline deadline);
 
   int socket_;
+  std::mutex sends_;
   double limits_[2];
 };
 
