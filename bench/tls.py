@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import multiprocessing
 import os
 import socket
@@ -89,7 +90,7 @@ def train(endpoint: str, settings: Mapping[str, str], pipe: Connection) -> None:
     feed = {"x": np.ones((BATCH, WIDTH), np.float32)}
     pipe.send([])
     while num_steps := pipe.recv():
-        run = lambda: executor.run(compiled, feed=feed, fetch_list=[loss])  # noqa: E731  # timed below
+        run = functools.partial(executor.run, compiled, feed=feed, fetch_list=[loss])
         pipe.send([timed(run) for _ in range(num_steps)])
     executor.close()
 
@@ -145,7 +146,8 @@ def started() -> Iterator[dict[str, Job]]:
         with_tls = certificates(Path(folder))
         jobs = {}
         for name, (transport, encrypts) in JOBS.items():
-            settings = {"PENSTOCK_PS_TRANSPORT": transport, **(with_tls if encrypts else {})}
+            settings = {"PENSTOCK_PS_TRANSPORT": transport, "PENSTOCK_PS_STATE_DIR": f"{folder}/{name}"}
+            settings |= with_tls if encrypts else {}
             jobs[name] = Job(settings)
             stack.callback(jobs[name].close)
             jobs[name].ready()
