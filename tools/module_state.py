@@ -9,6 +9,7 @@ is given the object, by another module, and of attributes of classes.
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -41,12 +42,13 @@ def state_of(tree: ast.Module, stateful: Set[str] = _STATEFUL) -> set[str]:
     return found | (set(_changed(tree, frozenset())) & known)
 
 
-def _own(scope: ast.AST) -> Iterator[ast.AST]:
-    """Iterate over the nodes of a scope, not over those of functions and classes within; their heads are among them."""
-    for node in ast.iter_child_nodes(scope):
-        yield node
+def _own(scope: ast.AST) -> list[ast.AST]:
+    """Return the nodes of a scope, not those of functions and classes within; their heads are among them."""
+    found = list(ast.iter_child_nodes(scope))
+    for node in found:  # grows
         if not isinstance(node, Scope):
-            yield from _own(node)
+            found.extend(ast.iter_child_nodes(node))
+    return found
 
 
 def _changed(scope: ast.AST, hidden: Set[str]) -> Iterator[str]:
@@ -96,7 +98,7 @@ def _written(function: ast.AST) -> set[str]:
 
 
 def _local(function: ast.AST) -> set[str]:
-    nodes = list(_own(function))
+    nodes = _own(function)
     names = {
         n.arg for part in nodes if isinstance(part, ast.arguments) for n in ast.walk(part) if isinstance(n, ast.arg)
     }
@@ -125,4 +127,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    gc.disable()  # trees of nodes by the million, and no garbage
     sys.exit(main(sys.argv[1:]))

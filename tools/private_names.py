@@ -43,6 +43,10 @@ ALLOWED: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".
 
 TABLES = {"DEFERRED": "name", "PRIVATE_OPERATORS": "operator", "CPP_NAMES": "C++"}
 
+_TELLING = (  # the nodes that define or take names
+    ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Attribute,
+    ast.Call, ast.Constant,
+)  # fmt: skip
 _NAMEDTUPLE = frozenset({"_replace", "_asdict", "_fields", "_make"})  # documented by Python, in spite of the underscore
 _BY_NAME = frozenset({"getattr", "hasattr", "setattr", "delattr"})
 _OPERATOR = re.compile(r"(aten|prims|mkldnn|quantized|_c10d_functional)(?:::|\.)(_\w+)(?:\.\w+)?")
@@ -147,20 +151,56 @@ def _one_line(text: str) -> str:
     return " ".join(text.split("\n\n")[0].split())
 
 
-# ---------------------------------------------------------------- whose a name is
+# ---------------------------------------------------------------- what a file has
 
 
-def defined_names(tree: ast.AST) -> set[str]:
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What may be a private name of another library: it is one, unless `attribute` or `operator` is found to be known.
+
+    `attribute`: of an object whose library the text does not show; `on_self`: that is `self`, `cls` or `super()`.
+    """
+
+    line: int
+    name: str
+    attribute: str = ""
+    on_self: bool = False
+    operator: str = ""
+
+    def is_foreign(self, known: Known) -> bool:
+        """Whether it is another library's, after all that is known."""
+        if self.attribute:
+            may_be_foreign = self.attribute in known.taken or self.attribute in known.torchs
+            return self.attribute not in known.own or (may_be_foreign and not self.on_self)
+        return not self.operator or self.operator not in known.operators
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What one reading of a file finds: the private names that it defines, and those that it may take."""
+
+    defined: frozenset[str]
+    candidates: tuple[Candidate, ...]
+
+
+def read(path: Path, text: str) -> Names:
+    """Read one Python file. Raises: SyntaxError if it does not parse."""
+    nodes = [node for node in ast.walk(ast.parse(text, filename=str(path))) if isinstance(node, _TELLING)]
+    modules = _imported(nodes)
+    return Names(defined_names(nodes), tuple(found for node in nodes for found in _candidates(node, modules)))
+
+
+def defined_names(nodes: Iterable[ast.AST]) -> frozenset[str]:
     """Return the private names that a module defines: functions, classes, their attributes, module globals."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         if isinstance(node, ast.ClassDef | ast.Module):
             found.update(name for inner in node.body for name in _targets(inner))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
             found.add(node.attr)
-    return {name for name in found if is_private(name)}
+    return frozenset(filter(is_private, found))
 
 
 def taken_names(tree: ast.AST) -> set[str]:
@@ -173,19 +213,80 @@ def _is_self(node: ast.expr) -> bool:
     return isinstance(called, ast.Name) and called.id in {"self", "cls", "super"}
 
 
+def _imported(nodes: Iterable[ast.AST]) -> dict[str, str]:
+    """Local name -> dotted name of what was imported."""
+    found: dict[str, str] = {}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                whole = alias.name if alias.asname else alias.name.partition(".")[0]
+                found[alias.asname or whole] = whole
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+    return found
+
+
+def _candidates(node: ast.AST, modules: dict[str, str]) -> Iterator[Candidate]:
+    """Find what a node itself, not those within it, may take."""
+    if isinstance(node, ast.Import):
+        yield from (Candidate(node.lineno, alias.name) for alias in node.names if _is_foreign(alias.name))
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        wholes = (f"{node.module}.{alias.name}" for alias in node.names)
+        yield from (Candidate(node.lineno, whole) for whole in wholes if _is_foreign(whole))
+    elif isinstance(node, ast.Attribute):
+        yield from _attribute(node.lineno, node.value, node.attr, modules)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _BY_NAME:
+        name = node.args[1] if len(node.args) > 1 else None
+        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+            yield from _attribute(node.lineno, node.args[0], name.value, modules)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield from _text_name(node.lineno, node.value)
+
+
+def _is_foreign(dotted: str) -> bool:
+    """Whether a dotted name is of another library and private or unstable."""
+    parts = dotted.split(".")
+    if parts[0] in OWN or parts[0] in sys.stdlib_module_names:
+        return False
+    return any(map(is_private, parts)) or any(f"{dotted}.".startswith(f"{module}.") for module in UNSTABLE)
+
+
+def _attribute(line: int, base: ast.expr, name: str, modules: dict[str, str]) -> Iterator[Candidate]:
+    dotted = _dotted(base, modules)
+    if dotted is not None:
+        if _is_foreign(f"{dotted}.{name}"):
+            yield Candidate(line, f"{dotted}.{name}")
+    elif is_private(name) and name not in _NAMEDTUPLE and not name.startswith("_penstock"):
+        yield Candidate(line, f"{ast.unparse(base)}.{name}", attribute=name, on_self=_is_self(base))
+
+
+def _dotted(node: ast.expr, modules: dict[str, str]) -> str | None:
+    """The dotted name of an attribute chain that begins with an imported module or name."""
+    if isinstance(node, ast.Name):
+        return modules.get(node.id)
+    inner = _dotted(node.value, modules) if isinstance(node, ast.Attribute) else None
+    return f"{inner}.{node.attr}" if inner is not None and isinstance(node, ast.Attribute) else None
+
+
+def _text_name(line: int, text: str) -> Iterator[Candidate]:
+    """A private operator, or a module of torch's, that a string names."""
+    operator = _OPERATOR.fullmatch(text)
+    if operator is not None and is_private(operator[2]):
+        yield Candidate(line, text, operator=f"{operator[1]}::{operator[2]}")
+    elif _DOTTED.fullmatch(text):
+        yield Candidate(line, text)
+
+
 # ---------------------------------------------------------------- uses
 
 
 def check_text(path: Path, text: str, known: Known) -> list[Use]:
     """Find the uses in one Python file. Raises: SyntaxError if it does not parse."""
-    tree = ast.parse(text, filename=str(path))
-    modules = _imported(tree)
-    found = {
-        (node.lineno, name)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.expr | ast.stmt)
-        for name in _foreign(node, modules, known)
-    }
+    return _uses(path, read(path, text), known)
+
+
+def _uses(path: Path, names: Names, known: Known) -> list[Use]:
+    found = {(one.line, one.name) for one in names.candidates if one.is_foreign(known)}
     return [Use(path, line, _advice(name), name) for line, name in sorted(_longest(found))]
 
 
@@ -197,72 +298,6 @@ def _longest(found: Iterable[tuple[int, str]]) -> set[tuple[int, str]]:
 
 def _advice(name: str) -> str:
     return f"{name} is private or unstable: take it from penstock.compat, or add it there with a contract test"
-
-
-def _imported(tree: ast.AST) -> dict[str, str]:
-    """Local name -> dotted name of what was imported."""
-    found: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                whole = alias.name if alias.asname else alias.name.partition(".")[0]
-                found[alias.asname or whole] = whole
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
-    return found
-
-
-def _foreign(node: ast.AST, modules: dict[str, str], known: Known) -> Iterator[str]:
-    """The private names of other libraries that a node itself uses."""
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names if _is_foreign(alias.name))
-    elif isinstance(node, ast.ImportFrom) and not node.level:
-        yield from (whole for alias in node.names if _is_foreign(whole := f"{node.module}.{alias.name}"))
-    elif isinstance(node, ast.Attribute):
-        yield from _attribute(node.value, node.attr, modules, known)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _BY_NAME:
-        name = node.args[1] if len(node.args) > 1 else None
-        if isinstance(name, ast.Constant) and isinstance(name.value, str):
-            yield from _attribute(node.args[0], name.value, modules, known)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield from _text_name(node.value, known)
-
-
-def _is_foreign(dotted: str) -> bool:
-    """Whether a dotted name is of another library and private or unstable."""
-    parts = dotted.split(".")
-    if parts[0] in OWN or parts[0] in sys.stdlib_module_names:
-        return False
-    return any(map(is_private, parts)) or any(f"{dotted}.".startswith(f"{module}.") for module in UNSTABLE)
-
-
-def _attribute(base: ast.expr, name: str, modules: dict[str, str], known: Known) -> Iterator[str]:
-    dotted = _dotted(base, modules)
-    if dotted is not None:
-        if _is_foreign(f"{dotted}.{name}"):
-            yield f"{dotted}.{name}"
-        return
-    if not is_private(name) or name in _NAMEDTUPLE or name.startswith("_penstock"):
-        return
-    may_be_foreign = name in known.taken or name in known.torchs
-    if name not in known.own or (may_be_foreign and not _is_self(base)):
-        yield f"{ast.unparse(base)}.{name}"
-
-
-def _dotted(node: ast.expr, modules: dict[str, str]) -> str | None:
-    """The dotted name of an attribute chain that begins with an imported module or name."""
-    if isinstance(node, ast.Name):
-        return modules.get(node.id)
-    inner = _dotted(node.value, modules) if isinstance(node, ast.Attribute) else None
-    return f"{inner}.{node.attr}" if inner is not None and isinstance(node, ast.Attribute) else None
-
-
-def _text_name(text: str, known: Known) -> Iterator[str]:
-    """A private operator, or a module of torch's, that a string names."""
-    operator = _OPERATOR.fullmatch(text)
-    is_listed = operator is None or not is_private(operator[2]) or f"{operator[1]}::{operator[2]}" in known.operators
-    if not is_listed or _DOTTED.fullmatch(text):
-        yield text
 
 
 # ---------------------------------------------------------------- C++
@@ -309,21 +344,19 @@ def check(root: Path) -> list[Use]:
     """Check the whole repository."""
     names = held(root)
     operators = {entry.name for entry in names if entry.kind == "operator"}
-    sources, measuring = _python_texts(root, SOURCES), _python_texts(root, MEASURING)
+    sources, measuring = _python_texts(root, SOURCES), _python_names(root, MEASURING)
     compat = {path: text for path, text in sources.items() if path.is_relative_to(COMPAT)}
-    others = {path: text for path, text in sources.items() if path not in compat}
-    typed = {**others, **_texts(root, Path("core"), ".pyi")}
-    known = known_names(typed, compat, operators)
-    uses = _check_texts(others, known) + _check_texts(measuring, replace(known, own=known.own | own_names(measuring)))
+    others = {path: read(path, text) for path, text in sources.items() if path not in compat}
+    stubs = {path: read(path, text) for path, text in _texts(root, Path("core"), ".pyi").items()}
+    known = known_names({**others, **stubs}, compat, operators)
+    theirs = replace(known, own=known.own | own_names(measuring))
+    uses = [use for path, names in others.items() for use in _uses(path, names, known)]
+    uses += [use for path, names in measuring.items() for use in _uses(path, names, theirs)]
     found = allowed(uses, {*others, *measuring})
     found += [
         Use(entry.path, entry.line, f"{entry.name} has no reason beside it") for entry in names if not entry.reason
     ]
     return found + check_cpp(cpp_sources(root), [entry for entry in names if entry.kind == "C++"])
-
-
-def _check_texts(texts: dict[Path, str], known: Known) -> list[Use]:
-    return [use for path, text in texts.items() for use in check_text(path, text, known)]
 
 
 def allowed(uses: Sequence[Use], files: Set[Path]) -> list[Use]:
@@ -338,15 +371,15 @@ def allowed(uses: Sequence[Use], files: Set[Path]) -> list[Use]:
     ]
 
 
-def known_names(others: dict[Path, str], compat: dict[Path, str], operators: Set[str]) -> Known:
-    """Say whose names are from the texts of Penstock and of compat, and from torch's classes."""
+def known_names(others: dict[Path, Names], compat: dict[Path, str], operators: Set[str]) -> Known:
+    """Say whose names are, from the files of Penstock, the texts of compat and torch's classes."""
     taken: set[str] = set().union(*(taken_names(ast.parse(text)) for text in compat.values()))
     return Known(own_names(others), taken, operators, torch_attributes())
 
 
-def own_names(texts: dict[Path, str]) -> set[str]:
-    """Return the names that the texts define, and those of the modules themselves."""
-    return {path.stem for path in texts}.union(*(defined_names(ast.parse(text)) for text in texts.values()))
+def own_names(files: dict[Path, Names]) -> set[str]:
+    """Return the names that the files define, and those of the modules themselves."""
+    return {path.stem for path in files}.union(*(names.defined for names in files.values()))
 
 
 @cache
@@ -368,6 +401,10 @@ def cpp_sources(root: Path) -> dict[Path, str]:
 
 def _python_texts(root: Path, sources: Sequence[str]) -> dict[Path, str]:
     return {path: (root / path).read_text(encoding="utf-8") for path in python_files(root, sources)}
+
+
+def _python_names(root: Path, sources: Sequence[str]) -> dict[Path, Names]:
+    return {path: read(path, text) for path, text in _python_texts(root, sources).items()}
 
 
 def _texts(root: Path, folder: Path, *suffixes: str) -> dict[Path, str]:

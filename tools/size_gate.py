@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -120,4 +121,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    gc.disable()  # trees of nodes by the million, and no garbage
     sys.exit(main())

@@ -65,6 +65,28 @@ def test_a_shared_link_shows_the_same_place_in_the_graph(open_page: Open, job: F
     other.wait_for_function("() => !location.search.includes('at=')")
 
 
+RESIZED = """async () => {
+  const at = new URLSearchParams(location.search).get('at');
+  const found = [__penstock.graphView()];
+  const box = document.querySelector('[data-testid=graph]').parentElement;
+  box.style.height = `${box.clientHeight - 80}px`;
+  found.push(__penstock.graphView());
+  dispatchEvent(new PopStateEvent('popstate'));
+  for (let frames = 0; frames < 5; frames++) await new Promise(requestAnimationFrame);
+  found.push(__penstock.graphView());
+  return [at, found];
+}"""
+
+
+def test_a_graph_holds_its_middle_while_its_height_changes(open_page: Open, job: Feeder) -> None:
+    page = open_page(f"/jobs/{job.job_id}?tab=graph&at=0.25,0.4,1.2").page
+    page.wait_for_function("() => __penstock.graphView() !== null")
+    at, found = page.evaluate(RESIZED)
+    places = [[float(part) for part in text.split(",")] for text in (at, *found)]
+    # before the observer of sizes was told, and when the address is read anew just then
+    assert places == [pytest.approx(places[0], abs=5e-4)] * 4
+
+
 def test_arrow_keys_go_along_the_uses_of_an_operator(open_page: Open, job: Feeder) -> None:
     document = job.document
     op = next(at for at, one in enumerate(document.ops) if one.name == "relu_1")

@@ -91,7 +91,7 @@ class A:
     def __init__(self): self._kept = 1
     def _method(self): ...
 """
-    assert private_names.defined_names(ast.parse(text)) == {
+    assert private_names.defined_names(ast.walk(ast.parse(text))) == {
         "_table",
         "_make",
         "_field",

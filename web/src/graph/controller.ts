@@ -61,6 +61,7 @@ export class GraphController {
   #pulled: Camera = this.#camera;
   #placed: Place = { aspect: 0, down: false };
   #fitted = true;
+  /** Of the canvas that the camera was placed for: until the observer tells of a change, the canvas may have another. */
   #size: readonly [number, number] = [0, 0];
   #canvas: HTMLCanvasElement | null = null;
   #document: GraphDocument | null = null;
@@ -207,7 +208,7 @@ export class GraphController {
   /** Where one looks from; null: all of the graph is fitted into the canvas, or there is none yet. */
   get view(): Viewpoint | null {
     if (this.#fitted || this.layout === null || this.#canvas === null) return null;
-    return viewpointOf(this.layout, this.#camera, this.#canvas.clientWidth, this.#canvas.clientHeight);
+    return viewpointOf(this.layout, this.#camera, ...this.#size);
   }
 
   /** Look from where the address says, once all is there that it names. */
@@ -334,6 +335,7 @@ export class GraphController {
   #lookFrom(wished: Camera): void {
     const { clientWidth: w, clientHeight: h } = this.#canvas ?? { clientWidth: 0, clientHeight: 0 };
     this.#camera = this.layout === null ? wished : withBoxInView(this.layout, wished, w, h);
+    this.#size = [w, h];
     this.#pulled = this.#camera;
   }
 
