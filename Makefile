@@ -181,7 +181,7 @@ compiled-tests: setup-dev
 	@echo "==> Tests are compiled"
 	@$(BIN)/python -m pytest -p no:cacheprovider --collect-only --quiet >$(STAMPS)/collected || { tail -n 60 $(STAMPS)/collected; exit 1; }
 
-test: prerequisites check $(if $(ARGS),,compiled-tests) ## check, and 2 of 3 tests (sets itself up; under 15 minutes on 2 cores)
+test: prerequisites check $(if $(ARGS),,compiled-tests) ## check, and the shorter tests, more than half of all (sets itself up; under 15 minutes on 2 cores)
 	@echo "==> Tests"
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)

@@ -2,8 +2,9 @@
 
 The other checkout (`--against`, a git worktree with an environment of its own: `make setup` in it) runs the same
 contenders with its own sources. Both sides of a contender race as in `bench ctr`, interleaved, the order turned round
-after each round; each start makes new processes, because how memory happens to lie belongs to a process. The costs of
-`bench engine` are measured by whole runs of it in either checkout, by turns.
+after each round. Each start makes new processes, because how memory happens to lie belongs to a process, and the sides
+take turns in being started first. The costs of `bench engine` are measured by whole runs of it in either checkout, by
+turns.
 
 A ratio is ours over the other's for rates and the other's over ours for times, in the same round: below 1 is a loss.
 """
@@ -48,13 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--starts", type=int, default=2, help="how often both sides are started (%(default)s)")
 
 
-def race_of_two(key: str, kept: Path, against: Path, rounds: int, steps: int) -> Results:
-    """Race a contender of both checkouts; results under "ours" and "other". Raises PeerFailed."""
+def race_of_two(key: str, kept: Path, against: Path, rounds: int, steps: int, *, other_first: bool) -> Results:
+    """Race a contender of both checkouts, started in this order; results under "ours", "other". Raises PeerFailed."""
+    sides: list[tuple[str, Path | None]] = [("ours", None), ("other", against)]
     results = Results(steps)
     with tempfile.TemporaryDirectory(prefix="penstock-race-") as folder, ended_by_signals():
         remotes: list[Remote] = []
         try:
-            for label, checkout in (("ours", None), ("other", against)):
+            for label, checkout in sides[::-1] if other_first else sides:
                 one = Remote(
                     key,
                     workload=kept,
@@ -117,9 +119,11 @@ def measure_race(report: Report, key: str, kept: Path, band: float, given: argpa
     rates: list[float] = []
     step_ms: list[float] = []
     cpu: list[float] = []
-    for _ in range(given.starts):
+    for start in range(given.starts):
         try:
-            results = race_of_two(key, kept, given.against.resolve(), given.rounds, given.steps)
+            results = race_of_two(
+                key, kept, given.against.resolve(), given.rounds, given.steps, other_first=start % 2 == 1
+            )
             check_losses(results.losses, band)
         except PeerFailed as error:
             raise SystemExit(f"bench paired: {error}") from error

@@ -272,9 +272,13 @@ WHOLE = torch.tensor([[7, -7, 2], [0, 5, -3]])
         (lambda x: L.scale(x, L.fill_constant([1], "float32", 3.5)), WHOLE * 3),
         (lambda x: L.reduce_mean(x, 1), torch.tensor([0, 0])),
         (lambda x: L.reduce_mean(x, 0, keep_dim=True), torch.tensor([[3, -1, 0]])),
+        (L.reduce_sum, WHOLE.sum()),
+        (lambda x: L.reduce_sum(x, [1], keep_dim=True), WHOLE.sum(1, keepdim=True)),
+        (lambda x: L.reduce_prod(x, 1), WHOLE.prod(1)),
+        (lambda x: L.clip(x, -1.5, 2.9), WHOLE.clamp(-1, 2)),
     ],
 )
-def test_whole_numbers_stay_whole_when_scaled_or_averaged(
+def test_whole_numbers_stay_whole_in_layers_of_elements(
     layer: Callable[[Any], Any], wanted: torch.Tensor, dtype: torch.dtype
 ) -> None:
     got, _ = fetched(layer, WHOLE.to(dtype))

@@ -114,7 +114,12 @@ def pow(x: Any, factor: float = 1.0, name: str | None = None) -> Any:
 
 
 def clip(x: Any, min: float, max: float, name: str | None = None) -> Any:
-    """Return min(max(x, min), max). The gradient is 0 at the bounds, too, as in Fluid; that of torch.clamp is 1."""
+    """Return min(max(x, min), max) in the dtype of x; of whole numbers the bounds are cut to whole ones, as in Fluid.
+
+    The gradient is 0 at the bounds, too, as in Fluid; that of torch.clamp is 1.
+    """
+    if is_whole(x):
+        return torch.clamp(x, *(_whole_number(x, bound) for bound in (min, max)))
     return F.hardtanh(x, min, max) if x.dtype.is_floating_point else torch.clamp(x, min, max)
 
 
@@ -199,13 +204,18 @@ def _dims(x: Any, dim: Dims) -> tuple[int, ...]:
 
 
 def reduce_sum(input: Any, dim: Dims = None, keep_dim: bool = False, name: str | None = None) -> Any:
-    """Return the sum over `dim`, or over all elements."""
+    """Return the sum over `dim`, or over all elements, in the dtype of input; torch's sum of int32 is int64."""
     with name_scope(name or default_main_program().unique("reduce_sum")):
-        return _sum_over(input, dim, keep_dim)
+        return _sum_over(input, dim, keep_dim, **_kept(input))
 
 
-def _sum_over(input: Any, dim: Dims, keep_dim: bool) -> Any:
-    return input.sum() if dim is None else input.sum(dim, keepdim=keep_dim)
+def _kept(input: Any) -> dict[str, torch.dtype]:
+    """What keeps torch's sums and products of whole numbers in their dtype."""
+    return {"dtype": input.dtype} if is_whole(input) else {}
+
+
+def _sum_over(input: Any, dim: Dims, keep_dim: bool, **kept: torch.dtype) -> Any:
+    return input.sum(**kept) if dim is None else input.sum(dim, keepdim=keep_dim, **kept)
 
 
 def reduce_mean(input: Any, dim: Dims = None, keep_dim: bool = False, name: str | None = None) -> Any:
@@ -230,9 +240,9 @@ def reduce_min(input: Any, dim: Dims = None, keep_dim: bool = False, name: str |
 
 
 def reduce_prod(input: Any, dim: Dims = None, keep_dim: bool = False, name: str | None = None) -> Any:
-    """Return the product over `dim`, or over all elements."""
+    """Return the product over `dim`, or over all elements, in the dtype of input."""
     with name_scope(name or default_main_program().unique("reduce_prod")):
         # One dimension after another, the last first, so that positions stay what they are.
         for position in sorted((d % input.ndim for d in _dims(input, dim)), reverse=True):
-            input = input.prod(position, keepdim=keep_dim)
+            input = input.prod(position, keepdim=keep_dim, **_kept(input))
         return input
