@@ -47,7 +47,7 @@ def test_the_report_names_everything_once(doctor: Doctor) -> None:
     assert set(report) == {"version", "level", "findings"}
     wanted = {
         "processor", "cores", "memory", "shared memory", "open files", "cache folder", "state folder", "clock",
-        "torch", "native libraries", "matrix kernels", "GPU", "port", "server",
+        "torch", "native libraries", "matrix kernels", "parameter servers", "GPU", "port", "server",
     }  # fmt: skip
     assert wanted <= report["findings"].keys()
 

@@ -84,13 +84,13 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """What else of torch's libraries changes the speed, on a line of its own: threads, or MKL's vendor check."""
+    """What else of the libraries changes the speed, on a line of its own: threads, MKL's vendor check, OpenSSL."""
 
     name: str
     probed: tuple[Capability, ...]
 
     def finding(self) -> Finding:
-        """Name what is set. An absence follows from torch's build, and nothing needs to be done."""
+        """Name what is set. An absence follows from the build of torch or Python, and nothing needs to be done."""
         shown = [(one.name.partition(".")[2].replace("_", " "), one) for one in self.probed]
         texts = [f"{name}: {one.detail if one.present else self._absent(one)}" for name, one in shown]
         return Finding(self.name, "ok", "; ".join(texts))

@@ -69,9 +69,11 @@ def torch_readings(found: dict[str, Any], error: str, setting: str) -> Sequence[
     probed = tuple(Capability(**one) for one in found["kernels"])
     threads = tuple(one for one in probed if one.name.startswith("threads."))
     vendor = tuple(one for one in probed if one.name == "matrix.mkl_vendor")
-    kernels = tuple(one for one in probed if one not in (*threads, *vendor))
+    channels = tuple(one for one in probed if one.name.startswith("channels."))
+    kernels = tuple(one for one in probed if one not in (*threads, *vendor, *channels))
     of_kernels = Kernels(setting, kernels, found.get("measured", {}))
-    return [torch, native, of_kernels, Libraries("threads", threads), Libraries("MKL", vendor), _gpus(found)]
+    libraries = (("threads", threads), ("MKL", vendor), ("parameter servers", channels))
+    return [torch, native, of_kernels, *(Libraries(*one) for one in libraries), _gpus(found)]
 
 
 def _end_of(done: subprocess.CompletedProcess[str]) -> str:

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-LIBRARIES = ("_engine", "_ops", "_table", "_feed")
+LIBRARIES = ("_engine", "_ops", "_ps", "_table", "_feed")
 
 
 def read() -> dict[str, Any]:
@@ -38,9 +38,10 @@ def _native() -> dict[str, Any]:
         for name in LIBRARIES:
             check_built(name)
         load_operators()
-        from penstock.native import engine, matrix_probe  # loads the engine
+        from penstock.machine.capability import capability
+        from penstock.native import engine, matrix_probe, openssl  # loads the engine, and what servers and trainers use
 
-        probed = [asdict(one) for one in matrix_probe.report()]
+        probed = [asdict(one) for one in (*matrix_probe.report(), capability(openssl.CHANNELS_TLS))]
         return {"native": "", "engine": engine.__name__, "kernels": probed, "measured": _measured()}
     except (UserError, ImportError, OSError, RuntimeError) as error:
         return {"native": str(error).partition("\n")[0] or type(error).__name__, "kernels": []}
