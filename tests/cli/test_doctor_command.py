@@ -56,6 +56,8 @@ def test_the_report_names_everything_once(doctor: Doctor) -> None:
 def test_torch_and_the_installed_native_libraries_match(doctor: Doctor) -> None:
     found = doctor()["findings"]
     assert (found["torch"]["level"], found["native libraries"]["level"]) == ("ok", "ok")
+    assert found["parameter servers"]["detail"].startswith("tls: ")
+    assert "tls" not in found["matrix kernels"]["detail"]
 
 
 def test_without_torch_nothing_about_it_is_read(doctor: Doctor) -> None:

@@ -69,22 +69,36 @@ RESIZED = """async () => {
   const at = new URLSearchParams(location.search).get('at');
   const found = [__penstock.graphView()];
   const box = document.querySelector('[data-testid=graph]').parentElement;
-  box.style.height = `${box.clientHeight - 80}px`;
+  const high = box.clientHeight;
+  box.style.flex = 'none';
+  box.style.height = `${high - 80}px`;
   found.push(__penstock.graphView());
   dispatchEvent(new PopStateEvent('popstate'));
-  for (let frames = 0; frames < 5; frames++) await new Promise(requestAnimationFrame);
-  found.push(__penstock.graphView());
-  return [at, found];
+  const frames = async () => {
+    for (let frame = 0; frame < 5; frame++) await new Promise(requestAnimationFrame);
+    found.push(__penstock.graphView());
+  };
+  await frames();
+  box.style.height = `${high - 140}px`;
+  const canvas = document.querySelector('[data-testid=graph]');
+  const { left, top } = canvas.getBoundingClientRect();
+  for (const deltaY of [-120, 120]) {
+    canvas.dispatchEvent(new WheelEvent('wheel', { clientX: left + 200, clientY: top + 100, deltaY, bubbles: true }));
+  }
+  await frames();
+  return [at, found, high - box.clientHeight];
 }"""
 
 
 def test_a_graph_holds_its_middle_while_its_height_changes(open_page: Open, job: Feeder) -> None:
     page = open_page(f"/jobs/{job.job_id}?tab=graph&at=0.25,0.4,1.2").page
     page.wait_for_function("() => __penstock.graphView() !== null")
-    at, found = page.evaluate(RESIZED)
+    at, found, less = page.evaluate(RESIZED)
     places = [[float(part) for part in text.split(",")] for text in (at, *found)]
-    # before the observer of sizes was told, and when the address is read anew just then
-    assert places == [pytest.approx(places[0], abs=5e-4)] * 4
+    assert less == 140
+    # Before the observer of sizes was told, when the address is read anew just then, and when the wheel is turned there
+    # and back.
+    assert places == [pytest.approx(places[0], abs=5e-4)] * 5
 
 
 def test_arrow_keys_go_along_the_uses_of_an_operator(open_page: Open, job: Feeder) -> None:

@@ -275,7 +275,11 @@ WHOLE = torch.tensor([[7, -7, 2], [0, 5, -3]])
         (L.reduce_sum, WHOLE.sum()),
         (lambda x: L.reduce_sum(x, [1], keep_dim=True), WHOLE.sum(1, keepdim=True)),
         (lambda x: L.reduce_prod(x, 1), WHOLE.prod(1)),
+        (lambda x: L.reduce_prod(x, [0, 1]), WHOLE.prod()),
         (lambda x: L.clip(x, -1.5, 2.9), WHOLE.clamp(-1, 2)),
+        (lambda x: L.clip(x, 0, float("inf")), WHOLE.clamp(0)),
+        (lambda x: L.clip(x, float("-inf"), float("inf")), WHOLE),
+        (lambda x: L.clip(x, 0, x.shape[0] - 1), WHOLE.clamp(0, 1)),
     ],
 )
 def test_whole_numbers_stay_whole_in_layers_of_elements(
@@ -284,3 +288,14 @@ def test_whole_numbers_stay_whole_in_layers_of_elements(
     got, _ = fetched(layer, WHOLE.to(dtype))
     assert got.dtype == str(dtype).removeprefix("torch.")
     np.testing.assert_array_equal(got, wanted.numpy())
+
+
+def test_a_bound_that_is_the_batch_follows_it() -> None:
+    main = fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        x = fluid.data("x", [None, 3], "int64")
+        made = L.clip(x, 0, x.shape[0] - 1)
+    for rows in (2, 4):
+        fed = np.arange(3 * rows).reshape(rows, 3)
+        (got,) = fluid.Executor().run(main, feed={"x": fed}, fetch_list=[made], scope=fluid.Scope())
+        np.testing.assert_array_equal(got, fed.clip(0, rows - 1))

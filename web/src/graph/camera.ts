@@ -11,6 +11,14 @@ export const PAD_BELOW = 60;
 /** How much of a box stays in view at least, in pixels of the screen; all of a smaller one. */
 const KEPT_PX = 40;
 
+/** Width and height of a canvas; [0, 0]: there is none. */
+export const sizeOf = (
+  canvas: { readonly clientWidth: number; readonly clientHeight: number } | null,
+): readonly [number, number] => (canvas === null ? [0, 0] : [canvas.clientWidth, canvas.clientHeight]);
+
+/** The camera that shows the same, by pixels elsewhere on the canvas. */
+export const moved = ({ x, y, scale }: Camera, dx: number, dy: number): Camera => ({ x: x + dx, y: y + dy, scale });
+
 export function fitCamera(layout: Layout, w: number, h: number): Camera {
   if (layout.width === 0 || w === 0) return { x: PAD.x, y: PAD.top, scale: 1 };
   if (layout.down) {

@@ -13,7 +13,7 @@ import type { GraphRuntime } from "../store/ops";
 import type { Behind } from "../store/staleness";
 import type { GraphDocument } from "../types";
 import { edgesAlong, glows, NO_SHARES, type Shares, shares } from "./boxsums";
-import { fitCamera, MAX_SCALE, MIN_SCALE, PAD, PAD_BELOW, withBoxInView } from "./camera";
+import { fitCamera, MAX_SCALE, MIN_SCALE, moved, PAD, PAD_BELOW, sizeOf, withBoxInView } from "./camera";
 import { type CriticalPath, NO_PATH } from "./critical";
 import { everyGroup, type Group, pathTo } from "./group";
 import type { Layout, Place } from "./layout";
@@ -61,7 +61,7 @@ export class GraphController {
   #pulled: Camera = this.#camera;
   #placed: Place = { aspect: 0, down: false };
   #fitted = true;
-  /** Of the canvas that the camera was placed for: until the observer tells of a change, the canvas may have another. */
+  /** Of the canvas that the camera was placed for: it may have another until the observer reports that. */
   #size: readonly [number, number] = [0, 0];
   #canvas: HTMLCanvasElement | null = null;
   #document: GraphDocument | null = null;
@@ -191,6 +191,7 @@ export class GraphController {
       this.#criticalRows = -1;
     }
     this.#shares = NO_SHARES;
+    this.#holdMiddle();
     if (this.#fitted || fresh) this.fit();
     else this.#lookFrom(this.#camera);
     this.layoutVersion.value += 1;
@@ -301,7 +302,8 @@ export class GraphController {
 
   /** Move by pixels. A drag is one `hold` and many moves: it gets across a place without boxes that way. */
   pan(dx: number, dy: number): void {
-    const pulled = { ...this.#pulled, x: this.#pulled.x + dx, y: this.#pulled.y + dy };
+    this.#holdMiddle();
+    const pulled = moved(this.#pulled, dx, dy);
     this.#moveTo(pulled);
     this.#pulled = pulled;
   }
@@ -312,6 +314,7 @@ export class GraphController {
   }
 
   zoom(factor: number, px: number, py: number): void {
+    this.#holdMiddle();
     const { x, y, scale: now } = this.#camera;
     const scale = Math.min(MAX_SCALE, Math.max(this.#leastScale(), now * factor));
     const k = scale / now;
@@ -333,14 +336,14 @@ export class GraphController {
   }
 
   #lookFrom(wished: Camera): void {
-    const { clientWidth: w, clientHeight: h } = this.#canvas ?? { clientWidth: 0, clientHeight: 0 };
+    const [w, h] = sizeOf(this.#canvas);
     this.#camera = this.layout === null ? wished : withBoxInView(this.layout, wished, w, h);
-    this.#size = [w, h];
+    if (w > 0) this.#size = [w, h];
     this.#pulled = this.#camera;
   }
 
   #place(): Place {
-    const { clientWidth: w, clientHeight: h } = this.#canvas ?? { clientWidth: 0, clientHeight: 0 };
+    const [w, h] = sizeOf(this.#canvas);
     const down = w > 0 && w < NARROW_PX;
     const aspect = h < 120 ? Number.POSITIVE_INFINITY : (w - 2 * PAD.x) / (h - PAD.top - PAD.bottom);
     return { aspect: down ? 0 : Math.round(aspect * 50) / 50, down };
@@ -348,8 +351,7 @@ export class GraphController {
 
   fit(): void {
     if (this.layout === null || this.#canvas === null) return;
-    const { clientWidth: w, clientHeight: h } = this.#canvas;
-    this.#camera = fitCamera(this.layout, w, h);
+    this.#camera = fitCamera(this.layout, ...sizeOf(this.#canvas));
     this.#pulled = this.#camera;
     const needed = this.layout.down ? this.layout.height * this.#camera.scale + PAD.top + PAD_BELOW : 0;
     this.#canvas.parentElement?.style.setProperty("--graph-height", `${Math.ceil(needed)}px`);
@@ -370,8 +372,7 @@ export class GraphController {
     const [box, canvas] = [this.layout?.boxes[index], this.#canvas];
     if (box === undefined || canvas === null) return;
     const { scale } = this.#camera;
-    const x = box.x * scale + this.#camera.x;
-    const y = box.y * scale + this.#camera.y;
+    const [x, y] = [box.x * scale + this.#camera.x, box.y * scale + this.#camera.y];
     const inside = x > 0 && y > 30 && x + box.w * scale < canvas.clientWidth && y + box.h * scale < canvas.clientHeight;
     if (inside && scale > 0.5) return;
     const next = Math.max(scale, 0.8);
@@ -382,11 +383,12 @@ export class GraphController {
     });
   }
 
-  #holdMiddle(w: number, h: number): void {
-    const { x, y, scale } = this.#camera;
-    const [was, high] = this.#size; // what is in the middle stays there
-    if (was > 0 && w > 0 && !this.#fitted) this.#camera = { scale, x: x + (w - was) / 2, y: y + (h - high) / 2 };
-    this.#size = [w, h];
+  /** What is in the middle of the canvas stays there when its size changes: before moves by pixels of the new one. */
+  #holdMiddle(): void {
+    const [[w, h], [was, high]] = [sizeOf(this.#canvas), this.#size];
+    const [dx, dy] = was > 0 && w > 0 && !this.#fitted ? [(w - was) / 2, (h - high) / 2] : [0, 0];
+    [this.#camera, this.#pulled] = [moved(this.#camera, dx, dy), moved(this.#pulled, dx, dy)];
+    if (w > 0) this.#size = [w, h];
   }
 
   #resize(): void {
@@ -395,7 +397,7 @@ export class GraphController {
     const ratio = devicePixelRatio || 1;
     const [w, h] = [Math.round(canvas.clientWidth * ratio), Math.round(canvas.clientHeight * ratio)];
     const resized = canvas.width !== w || canvas.height !== h;
-    this.#holdMiddle(canvas.clientWidth, canvas.clientHeight);
+    this.#holdMiddle();
     if (resized) Object.assign(canvas, { width: w, height: h });
     const place = this.#place();
     // Another shape asks for another layout; one that a person moved about in stays until the page turns narrow or wide.

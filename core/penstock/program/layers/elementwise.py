@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,12 +115,13 @@ def pow(x: Any, factor: float = 1.0, name: str | None = None) -> Any:
 
 
 def clip(x: Any, min: float, max: float, name: str | None = None) -> Any:
-    """Return min(max(x, min), max) in the dtype of x; of whole numbers the bounds are cut to whole ones, as in Fluid.
+    """Return min(max(x, min), max) in the dtype of x; of whole numbers the bounds are cut to whole ones.
 
-    The gradient is 0 at the bounds, too, as in Fluid; that of torch.clamp is 1.
+    The gradient is 0 at the bounds, too, as in Fluid; that of torch.clamp is 1. An infinite bound is none.
     """
     if is_whole(x):
-        return torch.clamp(x, *(_whole_number(x, bound) for bound in (min, max)))
+        least, most = (None if _is_infinite(bound) else _whole_number(x, bound) for bound in (min, max))
+        return x.clone() if least is most is None else torch.clamp(x, least, most)
     return F.hardtanh(x, min, max) if x.dtype.is_floating_point else torch.clamp(x, min, max)
 
 
@@ -142,8 +144,17 @@ def scale(
 
 
 def _whole_number(like: Any, number: Any) -> Any:
-    """A factor as a whole number: one of Python or NumPy without its fraction, a variable in the dtype of `like`."""
+    """A factor as a whole number: one of Python or NumPy without its fraction, a variable in the dtype of `like`.
+
+    A size, such as the batch, stays one: as a number it would be that of the program's first batch.
+    """
+    if isinstance(number, torch.SymInt):
+        return number
     return number.to(like.dtype) if hasattr(number, "to") else int(number)
+
+
+def _is_infinite(number: Any) -> bool:
+    return isinstance(number, float) and math.isinf(number)
 
 
 def sum(x: Any) -> Any:
@@ -204,7 +215,7 @@ def _dims(x: Any, dim: Dims) -> tuple[int, ...]:
 
 
 def reduce_sum(input: Any, dim: Dims = None, keep_dim: bool = False, name: str | None = None) -> Any:
-    """Return the sum over `dim`, or over all elements, in the dtype of input; torch's sum of int32 is int64."""
+    """Return the sum over `dim`, or over all elements, in the dtype of input, where torch's sum of int32 is int64."""
     with name_scope(name or default_main_program().unique("reduce_sum")):
         return _sum_over(input, dim, keep_dim, **_kept(input))
 
