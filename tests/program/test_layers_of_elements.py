@@ -278,7 +278,7 @@ WHOLE = torch.tensor([[7, -7, 2], [0, 5, -3]])
         (lambda x: L.reduce_prod(x, [0, 1]), WHOLE.prod()),
         (lambda x: L.clip(x, -1.5, 2.9), WHOLE.clamp(-1, 2)),
         (lambda x: L.clip(x, 0, float("inf")), WHOLE.clamp(0)),
-        (lambda x: L.clip(x, float("-inf"), float("inf")), WHOLE),
+        (lambda x: L.clip(x, np.float32("-inf"), float("inf")), WHOLE),
         (lambda x: L.clip(x, 0, x.shape[0] - 1), WHOLE.clamp(0, 1)),
     ],
 )

@@ -66,7 +66,7 @@ def torch_readings(found: dict[str, Any], error: str, setting: str) -> Sequence[
     native = Native(torch.version, found["native"])
     if native.error:
         return [torch, native, _gpus(found)]
-    probed = tuple(Capability(**one) for one in found["kernels"])
+    probed = tuple(Capability(**one) for one in found["probed"])
     threads = tuple(one for one in probed if one.name.startswith("threads."))
     vendor = tuple(one for one in probed if one.name == "matrix.mkl_vendor")
     channels = tuple(one for one in probed if one.name.startswith("channels."))

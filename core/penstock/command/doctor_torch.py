@@ -17,7 +17,7 @@ LIBRARIES = ("_engine", "_ops", "_ps", "_table", "_feed")
 
 
 def read() -> dict[str, Any]:
-    """Return what torch is, whether the native libraries load with it, which kernels work, and the GPUs."""
+    """Return what torch is, whether the native libraries load with it, what was probed with them, and the GPUs."""
     import torch  # this module's whole purpose; the parent process has none
 
     found: dict[str, Any] = {
@@ -42,9 +42,9 @@ def _native() -> dict[str, Any]:
         from penstock.native import engine, matrix_probe, openssl  # loads the engine, and what servers and trainers use
 
         probed = [asdict(one) for one in (*matrix_probe.report(), capability(openssl.CHANNELS_TLS))]
-        return {"native": "", "engine": engine.__name__, "kernels": probed, "measured": _measured()}
+        return {"native": "", "engine": engine.__name__, "probed": probed, "measured": _measured()}
     except (UserError, ImportError, OSError, RuntimeError) as error:
-        return {"native": str(error).partition("\n")[0] or type(error).__name__, "kernels": []}
+        return {"native": str(error).partition("\n")[0] or type(error).__name__, "probed": []}
 
 
 def _measured() -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -117,10 +118,11 @@ def pow(x: Any, factor: float = 1.0, name: str | None = None) -> Any:
 def clip(x: Any, min: float, max: float, name: str | None = None) -> Any:
     """Return min(max(x, min), max) in the dtype of x; of whole numbers the bounds are cut to whole ones.
 
-    The gradient is 0 at the bounds, too, as in Fluid; that of torch.clamp is 1. An infinite bound is none.
+    The gradient is 0 at the bounds, too, as in Fluid; that of torch.clamp is 1.
     """
     if is_whole(x):
-        least, most = (None if _is_infinite(bound) else _whole_number(x, bound) for bound in (min, max))
+        bounds = ((min, -math.inf), (max, math.inf))
+        least, most = (None if _is_number(bound, none) else _whole_number(x, bound) for bound, none in bounds)
         return x.clone() if least is most is None else torch.clamp(x, least, most)
     return F.hardtanh(x, min, max) if x.dtype.is_floating_point else torch.clamp(x, min, max)
 
@@ -153,8 +155,8 @@ def _whole_number(like: Any, number: Any) -> Any:
     return number.to(like.dtype) if hasattr(number, "to") else int(number)
 
 
-def _is_infinite(number: Any) -> bool:
-    return isinstance(number, float) and math.isinf(number)
+def _is_number(operand: Any, number: float) -> bool:
+    return isinstance(operand, numbers.Real) and operand == number
 
 
 def sum(x: Any) -> Any:
